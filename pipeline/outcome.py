@@ -1,0 +1,72 @@
+"""What a stage can decide, as values.
+
+A stage returns one of these for each delivery; the stage loop writes it to Redis, in batches, one script
+a kind. A new outcome doesn't type-check until the loop handles it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pipeline.message import Request
+from tokenweir.errors import ErrorCode
+from tokenweir.wire import Result
+
+
+class Forward(msgspec.Struct, frozen=True, kw_only=True):
+    """Hand the request over to the stream `to`. `claims`: this entry is the first to carry its id, or is dropped."""
+
+    request: Request
+    to: str
+    claims: bool = False
+
+
+class Admit(msgspec.Struct, frozen=True, kw_only=True):
+    """Let the gate script decide: premium, edge, backlog, or a permanent no."""
+
+    request: Request
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """The terminal result. `used_tokens` settles the grant; -1 = unknown, the reservation stands."""
+
+    result: Result
+    stream: bool = False
+    used_tokens: int = -1
+
+
+class Retry(msgspec.Struct, frozen=True, kw_only=True):
+    """Try again: into the backlog, not before `wait_s` from now. `request` carries the next attempt number.
+
+    `pause_s` > 0 closes the deployment for everybody that long (the provider said 429).
+    """
+
+    request: Request
+    reason: str
+    wait_s: float = 0
+    pause_s: float = 0
+
+
+class Dead(msgspec.Struct, frozen=True, kw_only=True):
+    """No further attempt: the whole entry goes to `dead`, the caller gets a typed error.
+
+    `request_id` may be empty when none can be read; then the entry id stands for it.
+    """
+
+    reason: str
+    message: str
+    code: ErrorCode = "dead_letter"
+    request_id: str = ""
+
+
+class Leave(msgspec.Struct, frozen=True, kw_only=True):
+    """Leave it pending: another delivery follows after the lease, and only deliveries count."""
+
+    reason: str
+
+
+class Drain(msgspec.Struct, frozen=True, kw_only=True):
+    """A notice for the backlog: serve what fits now, and come back at the time the script says."""
+
+
+Outcome = Forward | Admit | Done | Retry | Dead | Leave | Drain

@@ -1,0 +1,84 @@
+"""What a stage is, and what it is given. The loop that runs it is `pipeline.loop`.
+
+A stage decides; it never sees Redis and can be tested by calling `handle` with a delivery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import msgspec
+
+from pipeline.message import Request, decode
+from pipeline.outcome import Outcome
+
+# Sends a piece of the answer to whoever asked for deltas; does nothing when nobody did. Never waits for
+# Redis: pieces are written together, a few milliseconds later.
+Emit = Callable[[str], None]
+
+
+def _silent(_text: str) -> None:
+    """Nobody asked for deltas."""
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry in the hands of a worker.
+
+    Attributes:
+        lane: the stream it stands in (`ingest`, `gate:batch`, `premium`, ...).
+        fields: the raw fields; what `decode_request` reads, and what a dead letter keeps.
+        deliveries: how often it has been delivered, this time included.
+        deployment: on `premium`, which deployment the gate granted; empty elsewhere.
+        waited_ms: Redis time from ingest until it came into these hands; -1 = not known yet.
+        emit: see `Emit`.
+    """
+
+    entry_id: str
+    lane: str
+    fields: dict[bytes, bytes]
+    deliveries: int = 1
+    deployment: str = ""
+    waited_ms: float = -1
+    emit: Emit = _silent
+
+    @property
+    def request(self) -> Request:
+        """The request that the entry carries.
+
+        Raises:
+            msgspec.DecodeError: the entry isn't one of ours.
+            KeyError: it has no `request` field.
+        """
+        return decode(self.fields[b"request"])
+
+    @property
+    def entered_ms(self) -> int:
+        """When the entry was written, Redis time: the first part of its id."""
+        return int(self.entry_id.partition("-")[0])
+
+
+class Stage(Protocol):
+    """One step of the pipeline.
+
+    Attributes:
+        name: also the name of its consumer group.
+        lanes: the streams it reads, first served first.
+        concurrency: how many deliveries it holds at once in one process.
+        calls: each delivery is a paid call: the loop starts its grant first, and gives late ones back.
+        retakes: a delivery that its worker lost may simply be handled again; else it goes back to the gate.
+    """
+
+    name: str
+    lanes: tuple[str, ...]
+    concurrency: int
+    calls: bool
+    retakes: bool
+
+    async def handle(self, delivery: Delivery) -> Outcome:
+        """Decide what becomes of the delivery. Raising leaves it for another delivery, `Leave` likewise."""
+        ...
+
+    async def run(self, stopped: Awaitable[None]) -> None:
+        """Background work of the stage beside deliveries (warming a model); ends when `stopped` does."""
+        ...
