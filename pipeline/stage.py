@@ -5,7 +5,8 @@ A stage decides; it never sees Redis and can be tested by calling `handle` with 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -67,6 +68,7 @@ class Stage(Protocol):
         concurrency: how many deliveries it holds at once in one process.
         calls: each delivery is a paid call: the loop starts its grant first, and gives late ones back.
         retakes: a delivery that its worker lost may simply be handled again; else it goes back to the gate.
+        ready: nothing is read, and no slots are offered to the gate, while this is False.
     """
 
     name: str
@@ -75,10 +77,13 @@ class Stage(Protocol):
     calls: bool
     retakes: bool
 
+    @property
+    def ready(self) -> bool: ...
+
     async def handle(self, delivery: Delivery) -> Outcome:
         """Decide what becomes of the delivery. Raising leaves it for another delivery, `Leave` likewise."""
         ...
 
-    async def run(self, stopped: Awaitable[None]) -> None:
-        """Background work of the stage beside deliveries (warming a model); ends when `stopped` does."""
+    async def run(self, stop: asyncio.Event) -> None:
+        """Background work beside deliveries, such as keeping a model warm; ends soon after `stop` is set."""
         ...
