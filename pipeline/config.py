@@ -27,14 +27,14 @@ class _Tree(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One table of the file: immutable, and strict about its keys."""
 
 
-class Redis(_Tree):
+class Redis(_Tree, frozen=True):
     """Where the streams live. `embedded:` starts a local server that all local commands share."""
 
     url: str = "embedded:"
     prefix: Name = "tokenweir"
 
 
-class Deployment(_Tree):
+class Deployment(_Tree, frozen=True):
     """One key, endpoint and model at a provider, with what that account allows.
 
     Attributes:
@@ -64,7 +64,7 @@ class Deployment(_Tree):
     call_s: Positive = 300.0
 
 
-class Edge(_Tree):
+class Edge(_Tree, frozen=True):
     """The local model that takes simple requests which the budget has no room for.
 
     Attributes:
@@ -83,7 +83,7 @@ class Edge(_Tree):
     load_s: Positive = 300.0
 
 
-class Caps(_Tree):
+class Caps(_Tree, frozen=True):
     """Output cap of a request that brings none, by class; reserved by the gate and sent to the provider."""
 
     interactive: Count = 512
@@ -91,7 +91,7 @@ class Caps(_Tree):
     batch: Count = 512
 
 
-class Pool(_Tree):
+class Pool(_Tree, frozen=True):
     """What one gate decides over: deployments that can stand in for each other, and one edge.
 
     Attributes:
@@ -121,14 +121,14 @@ class Pool(_Tree):
     premium_concurrency: Count = 16
 
 
-class Metrics(_Tree):
+class Metrics(_Tree, frozen=True):
     """Where each worker process serves `/metrics` and health; port 0 takes a free one, each process its own."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
 
 
-class Config(_Tree):
+class Config(_Tree, frozen=True):
     """Everything that can be configured."""
 
     redis: Redis = Redis()
