@@ -1,0 +1,149 @@
+#!lua flags=allow-oom
+-- Serve what fits now out of the backlog: reserve, take out and hand over, in one step.
+--
+-- KEYS  limits slots reservations grants edge:alive premium edge deferred gate:interactive gate:standard gate:batch backlog:interactive backlog:standard backlog:batch backlog:simple backlog:due backlog:deadlines backlog:meta backlog:bodies tenants backlog:timer *
+-- ARGV  consumer, edge queue length, most to move; then the entry ids of the notices in hand
+-- Reply {moved to premium, moved to edge, sent back as expired, wait_us until more may fit (-1: nothing waits,
+--       or another consumer keeps the timer), entry id of the notice that was kept for it ('' = none)}
+-- All notices are acknowledged here, but one where a timer is needed: it stays pending with its keeper, so
+-- that a keeper that dies is replaced by the reclaim.
+-- include clock
+-- include budget
+-- include entry
+-- include pool
+-- include backlog
+
+-- A timer whose time is over by this is taken from its keeper.
+local GRACE_US = 500000
+-- Nothing tells when a worker with free slots appears; this is how long to wait for a notice before looking.
+local NO_SLOT_US = 1000000
+
+local consumer, edge_queue, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local free = free_slots(edge_queue)
+local moves, expired = {}, 0
+
+-- Due retries become eligible; requests past their deadline go back to the gate, which answers them.
+local function sort_by_time()
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', K['backlog:due'], '-inf', string.format('%.0f', now), 'LIMIT', 0, 100)) do
+    redis.call('ZREM', K['backlog:due'], id)
+    local meta = backlog.meta(id)
+    if meta then backlog.ready(id, meta) end
+  end
+  local late = redis.call('ZRANGEBYSCORE', K['backlog:deadlines'], '-inf', string.format('%.0f', now / 1000), 'LIMIT', 0, 100)
+  for _, id in ipairs(late) do
+    local meta = backlog.meta(id)
+    if meta then moves[#moves + 1] = {id = id, meta = meta, kind = 'expired'} end
+  end
+end
+
+-- The first of each class, best score first.
+local function heads()
+  local found = {}
+  for rank = 0, 2 do
+    local first = redis.call('ZRANGE', backlog.index(rank), 0, 0)[1]
+    local meta = first and backlog.meta(first)
+    if meta then found[#found + 1] = {id = first, meta = meta} end
+  end
+  table.sort(found, function(a, b) return a.meta.score < b.meta.score end)
+  return found
+end
+
+-- Serve one head that fits; else nil and the wait until the first of them does. A head that doesn't fit
+-- keeps back the classes below it, so that small work of low rank can't starve it; one that has aged past
+-- the heads of higher classes draws with their rights.
+local function serve_premium()
+  local found, shortest, lowest = heads(), math.huge, 2
+  for i, head in ipairs(found) do
+    local rank = head.meta.rank
+    for later = i + 1, #found do rank = math.min(rank, found[later].meta.rank) end
+    if head.meta.rank <= lowest then
+      local deployment, wait = choose(budget.cost(head.meta.prompt, head.meta.output), rank)
+      if deployment then
+        head.kind, head.deployment = 'premium', deployment
+        return head, 0
+      end
+      shortest, lowest = math.min(shortest, wait), math.min(lowest, head.meta.rank)
+    end
+  end
+  return nil, shortest
+end
+
+local function serve_edge()
+  local first = redis.call('ZRANGE', K['backlog:simple'], 0, 0)[1]
+  local meta = first and backlog.meta(first)
+  return meta and {id = first, meta = meta, kind = 'edge'} or nil
+end
+
+local wait = math.huge
+local function serve()
+  while #moves < most do
+    local move
+    if free.premium > 0 then
+      move, wait = serve_premium()
+    else
+      wait = NO_SLOT_US
+    end
+    if not move and free.edge_idle > 0 then move = serve_edge() end
+    if not move then return end
+    if move.kind == 'premium' then
+      free.premium = free.premium - 1
+      move.grant = grant(move.deployment, move.id, move.meta.attempt, move.meta.prompt, move.meta.output)
+    else
+      free.edge_idle = free.edge_idle - 1
+    end
+    move.body = backlog.take(move.id, move.meta)
+    moves[#moves + 1] = move
+  end
+  wait = 0
+end
+
+sort_by_time()
+for _, move in ipairs(moves) do move.body = backlog.take(move.id, move.meta) end
+serve()
+expire_grants()
+save_budgets()
+
+local premium, edge = 0, 0
+for _, move in ipairs(moves) do
+  if move.kind == 'premium' then
+    premium = premium + 1
+    redis.call('XADD', K.premium, '*', 'request', move.body, 'deployment', move.deployment.name, 'grant', move.grant)
+    status_set(move.id, 'state', 'waiting', 'stage', 'premium', 'route', 'premium', 'deferred', '1')
+  elseif move.kind == 'edge' then
+    edge = edge + 1
+    redis.call('XADD', K.edge, '*', 'request', move.body)
+    status_set(move.id, 'state', 'waiting', 'stage', 'edge', 'route', 'edge', 'deferred', '1')
+  else
+    expired = expired + 1
+    redis.call('XADD', K['gate:' .. CLASSES[move.meta.rank]], '*', 'request', move.body)
+    status_set(move.id, 'state', 'waiting', 'stage', 'gate')
+  end
+end
+
+-- When to look again: budget, due time or deadline, whichever is first.
+local function next_look()
+  local at = now + wait
+  local due = redis.call('ZRANGE', K['backlog:due'], 0, 0, 'WITHSCORES')
+  local deadline = redis.call('ZRANGE', K['backlog:deadlines'], 0, 0, 'WITHSCORES')
+  if due[2] then at = math.min(at, tonumber(due[2])) end
+  if deadline[2] then at = math.min(at, tonumber(deadline[2]) * 1000 + 1000) end
+  return at
+end
+
+local keep, look = '', next_look()
+if look == math.huge then
+  redis.call('DEL', K['backlog:timer'])
+else
+  local timer = redis.call('HMGET', K['backlog:timer'], 'consumer', 'at')
+  local at = tonumber(timer[2])
+  local elsewhere = timer[1] and timer[1] ~= consumer and at > now - GRACE_US and at <= look + 1000
+  if not elsewhere then
+    keep = ARGV[4] or ''
+    redis.call('HSET', K['backlog:timer'], 'consumer', consumer, 'at', string.format('%.0f', look))
+    redis.call('EXPIRE', K['backlog:timer'], 3600)
+  end
+end
+for i = 4, #ARGV do
+  if ARGV[i] ~= keep then settled(K.deferred, 'deferred', ARGV[i]) end
+end
+return {premium, edge, expired, keep ~= '' and math.max(0, math.ceil(look - now)) or -1, keep}

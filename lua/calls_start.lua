@@ -1,0 +1,58 @@
+#!lua flags=allow-oom
+-- Start granted calls just before they are made, or give a late grant back.
+--
+-- KEYS  limits slots reservations grants edge:alive premium edge deferred backlog:interactive backlog:standard backlog:batch backlog:simple backlog:due backlog:deadlines backlog:meta backlog:bodies tenants *
+-- ARGV  consumer; then a row a request (part_row.lua)
+-- Reply per row {answer, now_ms}: `started` (make the call now), `given_back` (its charge is undone, the
+--       request is back at its old place in the backlog), `gone` (no longer ours, or already answered)
+-- A call may only start within half of the limit's `late_us` after its grant: the other half is for the way to the provider.
+-- include clock
+-- include budget
+-- include entry
+-- include pool
+-- include backlog
+-- include row
+
+local consumer, replies, returned, changed = ARGV[1], {}, {}, false
+
+-- Undo the charge of a grant that was never started.
+local function give_back(row, held)
+  if held and held.deployment and not held.started then
+    budget.uncharge(held.deployment.state, budget.cost(held.prompt, held.output), held.at)
+    changed = true
+  end
+  forget(row.id, row.attempt)
+end
+
+local function start(row)
+  if not owned(K.premium, 'premium', row.entry, consumer) then return 'gone' end
+  local held = granted(row.id, row.attempt)
+  if terminal(row.id, row.replay) then
+    give_back(row, held)
+    settled(K.premium, 'premium', row.entry)
+    return 'gone'
+  end
+  local late = row.deadline_ms > 0 and row.deadline_ms * 1000 <= now
+  if held and held.deployment and not held.started and not late and now - held.at <= held.deployment.term.start_within_us then
+    redis.call('HSET', K.grants, row.id .. '#' .. row.attempt,
+      string.format('%s %.0f %d %d 1', held.number, held.at, held.prompt, held.output))
+    status_set(row.id, 'state', 'calling')
+    return 'started'
+  end
+  give_back(row, held)
+  returned[#returned + 1] = row
+  return 'given_back'
+end
+
+for at = 2, #ARGV, ROW_WIDTH do
+  local row = read_row(at)
+  replies[#replies + 1] = {start(row), math.floor(now / 1000)}
+end
+if changed then save_budgets() end
+for _, row in ipairs(returned) do
+  backlog.put(row.id, row, row.body, 0)
+  status_set(row.id, 'state', 'deferred', 'stage', 'deferred')
+  settled(K.premium, 'premium', row.entry)
+end
+if #returned > 0 then backlog.notice('given_back') end
+return replies

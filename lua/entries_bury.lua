@@ -1,0 +1,41 @@
+#!lua flags=allow-oom
+-- Move entries to `dead`, whole, and answer their callers with a typed error, in one step.
+--
+-- KEYS  <source> dead responses
+-- ARGV  group, results kept, status TTL (s), stream name, dead letters kept; then per entry: entry id,
+--       deliveries, reason, message, time (ms), a result (part_result.lua)
+-- Reply per entry 1 (buried) or 0 (no longer pending here)
+-- A dead letter's own fields are stream, entry, id, deliveries, reason, message, at_ms; the original ones follow
+-- behind the prefix `field:`.
+-- include entry
+-- include result
+
+local group, kept, ttl_s, stream, dead_kept = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local replies, at = {}, 6
+while at <= #ARGV do
+  local entry, deliveries, reason, message, at_ms = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
+  local result
+  result, at = read_result(at + 5)
+  if pending(K.source, group, entry) then
+    local letter = {
+      'stream', stream, 'entry', entry, 'id', result.id, 'deliveries', deliveries,
+      'reason', reason, 'message', message, 'at_ms', at_ms,
+    }
+    local found = redis.call('XRANGE', K.source, entry, entry)[1]
+    for i, value in ipairs(found and found[2] or {}) do
+      letter[#letter + 1] = i % 2 == 1 and 'field:' .. value or value
+    end
+    redis.call('XADD', K.dead, 'MAXLEN', '~', dead_kept, '*', unpack(letter))
+    local carrier = status_get(result.id, 'entry')
+    local stranger = group == 'classify' and carrier and carrier ~= entry
+    if not stranger and not terminal(result.id, result.replay) then
+      write_result(result, kept, ttl_s)
+      status_set(result.id, 'entry', entry, 'dead', '1')
+    end
+    settled(K.source, group, entry)
+    replies[#replies + 1] = 1
+  else
+    replies[#replies + 1] = 0
+  end
+end
+return replies

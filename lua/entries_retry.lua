@@ -1,0 +1,38 @@
+#!lua flags=allow-oom
+-- Put requests whose attempt failed into the backlog, each with a due time.
+--
+-- KEYS  limits slots reservations grants edge:alive premium edge deferred backlog:interactive backlog:standard backlog:batch backlog:simple backlog:due backlog:deadlines backlog:meta backlog:bodies tenants <source> *
+-- ARGV  group; then per request deployment, wait_us, pause_us and a row (part_row.lua); the row's attempt is the next one
+-- Reply how many were put back; the others were no longer ours
+-- The reservation of the failed attempt stands: the provider may have counted the call.
+-- A pause closes the deployment for every class until it is over.
+-- include clock
+-- include budget
+-- include entry
+-- include pool
+-- include backlog
+-- include row
+
+local group, moved, paused, rows = ARGV[1], 0, false, {}
+for at = 2, #ARGV, ROW_WIDTH + 3 do
+  local row = read_row(at + 3)
+  local deployment, pause = deployments[ARGV[at]], tonumber(ARGV[at + 2])
+  if deployment and pause > 0 then
+    deployment.state.pause_until = math.max(deployment.state.pause_until, now + pause)
+    paused = true
+  end
+  row.due = now + tonumber(ARGV[at + 1])
+  if pending(K.source, group, row.entry) then rows[#rows + 1] = row end
+end
+if paused then save_budgets() end
+for _, row in ipairs(rows) do
+  if not terminal(row.id, row.replay) then
+    backlog.put(row.id, row, row.body, row.due)
+    status_set(row.id, 'state', 'deferred', 'stage', 'deferred', 'attempt', row.attempt)
+    moved = moved + 1
+  end
+  forget(row.id, row.attempt - 1)
+  settled(K.source, group, row.entry)
+end
+if moved > 0 then backlog.notice('retry') end
+return moved

@@ -1,0 +1,32 @@
+-- The terminal result of a request: written once a life, to everybody who waits for it.
+-- Declares responses. Arguments per result: id, replay, streamed (0|1), result as JSON, number of field
+-- arguments, then the flat fields of `responses`.
+local INBOX_KEPT, INBOX_TTL_S = 10000, 3600
+
+local function read_result(at)
+  local result = {
+    id = ARGV[at], replay = ARGV[at + 1], streamed = ARGV[at + 2] == '1', json = ARGV[at + 3], fields = {},
+  }
+  local count = tonumber(ARGV[at + 4])
+  for i = 1, count do result.fields[i] = ARGV[at + 4 + i] end
+  return result, at + 5 + count
+end
+
+-- Write it; the caller has checked that the id isn't terminal yet.
+local function write_result(result, kept, ttl_s)
+  local key = ROOT .. 'status:' .. result.id
+  redis.call('XADD', K.responses, 'MAXLEN', '~', kept, '*', unpack(result.fields))
+  local inboxes = status_get(result.id, 'inbox')
+  status_set(result.id, 'terminal', result.replay, 'state', 'done', 'result', result.json)
+  redis.call('EXPIRE', key, ttl_s)
+  if result.streamed then
+    local reply = ROOT .. 'reply:' .. result.id
+    redis.pcall('XADD', reply, '*', 'kind', 'done', 'id', result.id, 'result', result.json)
+    redis.call('EXPIRE', reply, ttl_s)
+  end
+  for inbox in string.gmatch(inboxes or '', '%S+') do
+    local stream = ROOT .. 'inbox:' .. inbox
+    redis.pcall('XADD', stream, 'MAXLEN', '~', INBOX_KEPT, '*', 'kind', 'done', 'id', result.id, 'result', result.json)
+    redis.call('EXPIRE', stream, INBOX_TTL_S)
+  end
+end
