@@ -27,6 +27,8 @@ from pipeline.sandbox.state import State
 from pipeline.sandbox.tokens import prompt_tokens
 
 _INVALID = "invalid_request_error"
+# Clients tell some meanings of one status apart by the text.
+_WORDS = {"insufficient_quota": "You exceeded your current quota, please check your plan and billing details."}
 _FAILURE = error_body("The server had an error while answering.", kind="server_error")
 
 
@@ -131,7 +133,8 @@ class OpenAIWire:
                     return html_page()
                 case "status":
                     kind = fault.code or ("server_error" if fault.status >= 500 else _INVALID)
-                    problem = error_body(phrase(fault.status), kind=kind, code=fault.code)
+                    words = _WORDS.get(fault.code or "") or phrase(fault.status)
+                    problem = error_body(words, kind=kind, code=fault.code)
                     return _json(problem, status=fault.status, headers=turn.headers)
         if body.stream:
             return await _stream(http, turn, answers, first_s, rest_s)
