@@ -51,7 +51,9 @@ def load(name: str, *, parts: Mapping[str, str] | None = None) -> Script:
     names = tuple(declared[:-1] if declared[-1:] == ["*"] else declared)
     first, _, body = text.partition("\n")
     text = f"{first}\n{_prologue(names)}\n{body}" if declared else text
-    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), names, names != tuple(declared))
+    return Script(
+        name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), names, names != tuple(declared)
+    )
 
 
 def part(name: str) -> str:
@@ -64,5 +66,6 @@ def _prologue(names: tuple[str, ...]) -> str:
     table = ", ".join(f"['{name.strip('<>')}'] = KEYS[{index}]" for index, name in enumerate(names, 1))
     return (
         f"local K = {{{table}}}; local ROOT = string.match(KEYS[1], '^.-}}:'); local REST = {{}}; "
-        f"for i = {len(names) + 1}, #KEYS do REST[#REST + 1] = {{name = string.sub(KEYS[i], #ROOT + 1), key = KEYS[i]}} end"
+        f"for i = {len(names) + 1}, #KEYS do "
+        f"REST[#REST + 1] = {{name = string.sub(KEYS[i], #ROOT + 1), key = KEYS[i]}} end"
     )

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Start granted calls just before they are made, or give a late grant back.
 --
--- KEYS  limits slots reservations grants edge:alive premium edge deferred backlog:interactive backlog:standard backlog:batch backlog:simple backlog:due backlog:deadlines backlog:meta backlog:bodies tenants *
+-- KEYS  limits reservations grants premium deferred backlog:interactive backlog:standard backlog:batch backlog:simple backlog:due backlog:deadlines backlog:meta backlog:bodies tenants *
 -- ARGV  consumer; then a row a request (part_row.lua)
 -- Reply per row {answer, now_ms}: `started` (make the call now), `given_back` (its charge is undone, the
 --       request is back at its old place in the backlog), `gone` (no longer ours, or already answered)

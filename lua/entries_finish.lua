@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Write terminal results, settle their grants, and acknowledge their entries, in one step.
 --
--- KEYS  limits slots reservations grants edge:alive premium edge deferred responses backlog:meta <source> *
+-- KEYS  limits reservations grants deferred responses backlog:meta <source> *
 -- ARGV  group, results kept, status TTL (s); then per entry: entry id, attempt, tokens used (-1 = unknown), a result (part_result.lua)
 -- Reply per entry 1 (this was the terminal result) or 0 (another was first; this one is dropped)
 -- The first finisher wins even if its entry was taken over meanwhile: a paid answer isn't thrown away.

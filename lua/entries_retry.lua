@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Put requests whose attempt failed into the backlog, each with a due time.
 --
--- KEYS  limits slots reservations grants edge:alive premium edge deferred backlog:interactive backlog:standard backlog:batch backlog:simple backlog:due backlog:deadlines backlog:meta backlog:bodies tenants <source> *
+-- KEYS  limits reservations grants deferred backlog:interactive backlog:standard backlog:batch backlog:simple backlog:due backlog:deadlines backlog:meta backlog:bodies tenants <source> *
 -- ARGV  group; then per request deployment, wait_us, pause_us and a row (part_row.lua); the row's attempt is the next one
 -- Reply how many were put back; the others were no longer ours
 -- The reservation of the failed attempt stands: the provider may have counted the call.

@@ -72,10 +72,11 @@ class ResultTimeout(TokenweirError):
 
 
 class ProviderError(TokenweirError):
-    """A provider call brought no answer."""
+    """A provider call brought no answer. `reason` is a word for logs and metrics, such as `provider_503`."""
 
-    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+    def __init__(self, message: str, *, reason: str = "", retry_after_s: float | None = None) -> None:
         super().__init__(message)
+        self.reason = reason
         self.retry_after_s = retry_after_s
 
 
@@ -90,8 +91,8 @@ class ProviderUnavailable(ProviderError):
 class ProviderRejected(ProviderError):
     """The provider refused this request for good."""
 
-    def __init__(self, message: str, *, code: ErrorCode = "provider_rejected") -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, reason: str = "", code: ErrorCode = "provider_rejected") -> None:
+        super().__init__(message, reason=reason)
         self.code: ErrorCode = code
 
 

@@ -14,6 +14,8 @@ CLASSES: Final = ("interactive", "standard", "batch")
 # Lanes of the two stages that sort by class, in rank order. Each lane is one stream.
 INGEST_LANES: Final = ("ingest", "ingest:batch")
 GATE_LANES: Final = tuple(f"gate:{name}" for name in CLASSES)
+# Streams whose deliveries end in a model's answer.
+MODEL_LANES: Final = ("premium", "edge")
 # Stream -> name of its consumer group (the stage that reads it).
 GROUPS: Final[dict[str, str]] = {
     **dict.fromkeys(INGEST_LANES, "classify"),

@@ -126,7 +126,9 @@ def result_from_fields(fields: dict[bytes, bytes]) -> Result:
     Raises:
         msgspec.ValidationError: a field is missing or isn't of its type.
     """
-    plain: dict[str, object] = {name: fields[name.encode()].decode() for name in _TEXT_FIELDS if name.encode() in fields}
+    plain: dict[str, object] = {
+        name: fields[name.encode()].decode() for name in _TEXT_FIELDS if name.encode() in fields
+    }
     for name in ("attempt", "replay", "waited_ms", "ttft_ms", "total_ms"):
         if name.encode() in fields:
             plain[name] = fields[name.encode()].decode()

@@ -1,0 +1,78 @@
+"""What one stage holds in one process: entries that are pending in Redis under our name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from pipeline.stage import Delivery
+
+
+class Hands:
+    """Deliveries in hand, with the task that decides each.
+
+    Filled by the reader and the reclaimer, emptied by the settler once an outcome is written: until then
+    the lease is renewed, so nobody else takes the entry.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._held: dict[str, tuple[Delivery, asyncio.Task[None] | None]] = {}
+        self._changed = asyncio.Event()
+
+    def __contains__(self, entry_id: str) -> bool:
+        return entry_id in self._held
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def free(self) -> int:
+        """How many more may be taken."""
+        return self._size - len(self._held)
+
+    def take(self, delivery: Delivery) -> None:
+        """Hold `delivery` from now on."""
+        self._held[delivery.entry_id] = (delivery, None)
+
+    def decided_by(self, entry_id: str, task: asyncio.Task[None]) -> None:
+        """Remember the task at work on an entry, so that it can be cancelled when the entry is lost."""
+        if entry_id in self._held:
+            self._held[entry_id] = (self._held[entry_id][0], task)
+
+    def end(self, entry_ids: Iterable[str]) -> None:
+        """These are no longer in hand."""
+        for entry_id in entry_ids:
+            self._held.pop(entry_id, None)
+        self._changed.set()
+
+    def lose(self, entry_ids: Iterable[str]) -> None:
+        """These belong to somebody else by now: end local work on them."""
+        lost = list(entry_ids)
+        for entry_id in lost:
+            _, task = self._held.get(entry_id, (None, None))
+            if task is not None:
+                task.cancel()
+        self.end(lost)
+
+    def by_lane(self) -> dict[str, list[str]]:
+        """The entry ids in hand, by stream."""
+        lanes: dict[str, list[str]] = {}
+        for entry_id, (delivery, _) in self._held.items():
+            lanes.setdefault(delivery.lane, []).append(entry_id)
+        return lanes
+
+    def cancel_all(self) -> None:
+        """End all local work; the entries stay in hand, pending."""
+        for _, task in self._held.values():
+            if task is not None:
+                task.cancel()
+
+    async def change(self) -> None:
+        """Return when something has been ended."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    def wake(self) -> None:
+        """Let whoever waits for a change look again."""
+        self._changed.set()

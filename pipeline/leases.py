@@ -1,0 +1,92 @@
+"""Leases: renew what is in hand, take over what others lost, hand back what can't be finished.
+
+A lease is the idle time of a pending entry. Renewing checks the owner first; reclaiming keeps its cursor,
+since a scan that always starts at the head never reaches the tail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from pipeline.hands import Hands
+from pipeline.metrics import Metrics
+from pipeline.store import Entry, Store
+from tokenweir.errors import StoreUnavailable
+from tokenweir.keys import GROUPS
+
+log = structlog.get_logger()
+
+# Consumers that hold nothing and were idle this long belong to processes that ended.
+_PRUNE_IDLE_MS = 3_600_000
+
+
+class Leases:
+    """The leases of one stage in one process."""
+
+    def __init__(self, lanes: Sequence[str], store: Store, hands: Hands, metrics: Metrics, *, lease_s: float) -> None:
+        self._lanes = lanes
+        self._store = store
+        self._hands = hands
+        self._metrics = metrics
+        self._lease_s = lease_s
+        self._cursors = dict.fromkeys(lanes, "0-0")  # kept from one look to the next; `reclaim_for_ever` only
+
+    async def renew_for_ever(self, on_lost: Callable[[Sequence[str]], None]) -> None:
+        """Every quarter lease, renew all in hand; `on_lost` hears of what is somebody else's by now."""
+        while True:
+            await asyncio.sleep(self._lease_s / 4)
+            for lane, entry_ids in self._hands.by_lane().items():
+                try:
+                    lost = await self._store.streams.renew(lane, entry_ids)
+                except StoreUnavailable as error:
+                    self._store.outage.failed(error)
+                    continue
+                still = [entry_id for entry_id in lost if entry_id in self._hands]
+                if still:
+                    log.warning("entries_taken_over", lane=lane, entries=still)
+                    self._hands.lose(still)
+                    on_lost(still)
+
+    async def reclaim_for_ever(self, on_taken: Callable[[Sequence[Entry]], None]) -> None:
+        """About every quarter lease, take over what has been left for a lease."""
+        while True:
+            await asyncio.sleep(self._lease_s / 4 * random.uniform(0.75, 1.25))
+            for lane in self._lanes:
+                try:
+                    on_taken(await self._reclaim(lane))
+                except StoreUnavailable as error:
+                    self._store.outage.failed(error)
+
+    async def _reclaim(self, lane: str) -> list[Entry]:
+        """One look at one lane."""
+        if self._hands.free <= 0:
+            return []
+        lease_ms = round(self._lease_s * 1000)
+        found = await self._store.streams.reclaim(
+            lane, lease_ms=lease_ms, cursor=self._cursors[lane], count=min(self._hands.free, 100)
+        )
+        self._cursors[lane] = found.cursor
+        if found.lost:
+            log.warning("entries_without_body_dropped", lane=lane, count=found.lost)
+        # What is in hand isn't idle for a lease unless Redis was away; renewing it has just been done by the claim.
+        taken = [entry for entry in found.entries if entry.id not in self._hands]
+        self._metrics.reclaimed(GROUPS[lane], len(taken), found.lost)
+        if found.cursor == "0-0":
+            await self._store.streams.prune(lane, leaving=False, idle_ms=_PRUNE_IDLE_MS)
+        return taken
+
+    async def leave(self) -> None:
+        """Hand back what is still in hand, no attempt used up, and go: others take it at once."""
+        idle_ms = round(self._lease_s * 1000) + 1000
+        for lane, entry_ids in self._hands.by_lane().items():
+            released = await self._store.streams.release(
+                lane, entry_ids, idle_ms=idle_ms, owner=self._store.consumer, back=1
+            )
+            if released:
+                log.info("entries_handed_back", lane=lane, count=len(released))
+        for lane in self._lanes:
+            await self._store.streams.prune(lane, leaving=True, idle_ms=_PRUNE_IDLE_MS)

@@ -1,0 +1,274 @@
+"""The stage loop: reads, has the stage decide, and stops in two steps. Outcomes are written by `settle`.
+
+What holds at any moment: an entry in hand is pending in Redis under our name, and its lease is renewed
+until its outcome has been written. A crash or a cancellation at any point leaves it pending for others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Sequence
+
+import msgspec
+import structlog
+
+from pipeline.hands import Hands
+from pipeline.leases import Leases
+from pipeline.message import Request
+from pipeline.metrics import Metrics
+from pipeline.outcome import Dead, Forward, Leave, Outcome
+from pipeline.settle import Settler
+from pipeline.stage import Delivery, Stage
+from pipeline.store import Entry, Store
+from tokenweir.errors import StoreUnavailable
+from tokenweir.keys import MODEL_LANES
+
+log = structlog.get_logger()
+
+BLOCK_MS = 2000
+# Calls are long, so that neighbours of one should go to other workers.
+_MOST_READ, _MOST_CALLS_READ = 100, 10
+# Every n-th read begins at the lowest lane, so that a flood of higher classes can't shut it out.
+_LOWEST_FIRST = 16
+
+
+class LoopSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the loop must know of the configuration."""
+
+    lease_s: float
+    drain_s: float
+    max_deliveries: int
+    max_attempts: int
+
+
+class StageLoop:
+    """Runs one stage in one process."""
+
+    def __init__(self, stage: Stage, store: Store, metrics: Metrics, settings: LoopSettings) -> None:
+        self._stage = stage
+        self._store = store
+        self._metrics = metrics
+        self._settings = settings
+        self._hands = Hands(stage.concurrency)
+        self._settler = Settler(store, metrics, self._hands.end)
+        self._leases = Leases(stage.lanes, store, self._hands, metrics, lease_s=settings.lease_s)
+        self._suspects: list[Entry] = []  # lost by a worker before, each to be handled alone; filled by reclaim
+        self._reader = store.reader()
+        self._reader_id = 0
+        self.last_read = time.monotonic()  # of the last read that Redis answered, empty or not
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until `stop` is set; then finish what is in hand, and after `drain_s` hand back the rest."""
+        await self._store.outage.insist(self._join)
+        async with asyncio.TaskGroup() as group:
+            services = [
+                group.create_task(self._settler.run()),
+                group.create_task(self._leases.renew_for_ever(self._settler.forget)),
+                group.create_task(self._leases.reclaim_for_ever(lambda entries: self._retake(group, entries))),
+                group.create_task(self._unblock(stop)),
+                group.create_task(self._stage.run(stop)),
+            ]
+            await self._read_until(group, stop)
+            await self._finish()
+            for service in services:
+                service.cancel()
+        try:
+            await self._leases.leave()
+        except StoreUnavailable as error:
+            log.warning("hand_back_failed", reason=str(error), effect="others take over after the lease")
+
+    async def _join(self) -> None:
+        """Make missing groups, and learn by which id our blocked read can be woken."""
+        made = await self._store.streams.make_groups(self._stage.lanes)
+        self._metrics.groups_made(made)
+        self._reader_id = int(await self._reader.command("CLIENT", "ID"))
+
+    async def _unblock(self, stop: asyncio.Event) -> None:
+        """At the stop, wake the blocked read from outside: cancelling it could lose what it just got."""
+        await stop.wait()
+        self._hands.wake()
+        try:
+            await self._store.control.command("CLIENT", "UNBLOCK", self._reader_id)
+        except StoreUnavailable as error:
+            log.debug("unblock_failed", reason=str(error))  # the read ends by itself within BLOCK_MS
+
+    # Reading
+
+    async def _read_until(self, group: asyncio.TaskGroup, stop: asyncio.Event) -> None:
+        """Read whenever there are free slots. Outages are waited out; what they left unseen is taken up."""
+        busy = False
+        for turn in itertools.count(1):
+            while self._hands.free < len(self._stage.lanes) and not stop.is_set():
+                await self._hands.change()
+            if self._suspects and not stop.is_set():
+                await self._handle_alone(group, stop)
+            if stop.is_set():
+                return
+            try:
+                entries = await self._read(turn, wait=not busy)
+                self._store.outage.over()
+            except StoreUnavailable as error:
+                self._store.outage.failed(error)
+                await asyncio.sleep(random.uniform(0.05, 0.2))
+                entries = await self._store.outage.insist(self._recover)
+            self.last_read = time.monotonic()
+            busy = bool(entries)
+            if entries:
+                await self._take(group, entries)
+
+    async def _read(self, turn: int, *, wait: bool) -> list[Entry]:
+        """New entries, higher lanes first; `wait` blocks until there are any."""
+        lanes = self._stage.lanes
+        want = min(self._hands.free, _MOST_CALLS_READ if self._stage.calls else _MOST_READ)
+        streams = self._store.streams
+        if wait or len(lanes) == 1:
+            # With one lane, a blocking read is as quick as any other when something is there.
+            return await streams.read(self._reader, lanes, count=max(1, want // len(lanes)), block_ms=BLOCK_MS)
+        found: list[Entry] = []
+        for lane in lanes[::-1] if turn % _LOWEST_FIRST == 0 else lanes:
+            if len(found) < want:
+                found += await streams.read(self._reader, (lane,), count=want - len(found))
+        return found
+
+    async def _recover(self) -> list[Entry]:
+        """After a read went wrong: what Redis had handed out to us by then, and nobody has in hand."""
+        await self._join()
+        own = await self._store.streams.read(
+            self._reader, self._stage.lanes, count=len(self._hands) + _MOST_READ, own=True
+        )
+        return [entry for entry in own if entry.id not in self._hands][: self._hands.free]
+
+    async def _take(self, group: asyncio.TaskGroup, entries: Sequence[Entry]) -> None:
+        """Put entries into the stage's hands; grants of calls are started first."""
+        deliveries = [self._delivery(entry) for entry in entries]
+        for delivery in deliveries:
+            self._hands.take(delivery)
+        if self._stage.calls:
+            deliveries = await self._start(deliveries)
+        for delivery in deliveries:
+            self._hands.decided_by(delivery.entry_id, group.create_task(self._decide(delivery)))
+
+    def _delivery(self, entry: Entry) -> Delivery:
+        return Delivery(
+            entry_id=entry.id,
+            lane=entry.lane,
+            fields=entry.fields,
+            deliveries=entry.deliveries,
+            deployment=entry.fields.get(b"deployment", b"").decode(errors="replace"),
+        )
+
+    async def _start(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        """Start grants in one script; those given back, or no longer ours, are out of our hands."""
+        readable: list[tuple[Delivery, Request]] = []
+        for delivery in deliveries:
+            request = self._request(delivery)
+            if request is not None:
+                readable.append((delivery, request))
+        if not readable:
+            return []
+        rows = [(delivery.entry_id, request) for delivery, request in readable]
+        answers = await self._store.outage.insist(lambda: self._store.gate.start(rows))
+        started: list[Delivery] = []
+        for (delivery, request), (answer, now_ms) in zip(readable, answers, strict=True):
+            self._metrics.started(delivery.deployment, answer)
+            if answer == "started":
+                started.append(self._timed(delivery, request, now_ms))
+            else:
+                self._hands.end([delivery.entry_id])
+                log.info("grant_not_started", request_id=request.id, answer=answer)
+        return started
+
+    def _request(self, delivery: Delivery) -> Request | None:
+        """The request of an inner entry; one that can't be read goes to `dead`."""
+        try:
+            return delivery.request
+        except (KeyError, msgspec.DecodeError) as error:
+            self._settler.put(delivery, Dead(reason="unreadable", message=f"not an entry of ours: {error}"))
+            return None
+
+    def _timed(self, delivery: Delivery, request: Request, now_ms: float) -> Delivery:
+        emit = self._store.deltas.emitter(request) if request.stream else delivery.emit
+        return msgspec.structs.replace(delivery, waited_ms=max(0.0, now_ms - request.entered_ms), emit=emit)
+
+    async def _decide(self, delivery: Delivery) -> None:
+        """Have the stage decide, whatever it takes."""
+        began = time.perf_counter()
+        try:
+            if delivery.lane in MODEL_LANES and not self._stage.calls:
+                request = self._request(delivery)
+                if request is None:
+                    return
+                delivery = self._timed(delivery, request, self._store.now_ms())
+            outcome: Outcome = await self._stage.handle(delivery)
+        except Exception as error:  # one bad request must not cancel its siblings
+            log.exception("stage_failed", stage=self._stage.name, entry=delivery.entry_id)
+            outcome = Leave(reason=f"{type(error).__name__}")  # dead after some deliveries, not at the first
+        self._metrics.decided_in(self._stage.name, time.perf_counter() - began)
+        self._settler.put(delivery, outcome)
+
+    # Taking over
+
+    def _retake(self, group: asyncio.TaskGroup, entries: Sequence[Entry]) -> None:
+        """Entries that another worker lost. Too many deliveries are the end; only deliveries count."""
+        for entry in entries:
+            delivery = self._delivery(entry)
+            self._hands.take(delivery)
+            if self._stage.calls:
+                self._send_back(delivery)
+            elif entry.deliveries > self._settings.max_deliveries:
+                self._settler.put(delivery, self._poisoned(delivery))
+            elif entry.deliveries >= 2 and self._stage.name != "deferred":
+                self._suspects.append(entry)
+                self._hands.wake()
+            else:
+                self._hands.decided_by(entry.id, group.create_task(self._decide(delivery)))
+
+    def _send_back(self, delivery: Delivery) -> None:
+        """The call may have been made: another attempt, through the gate, with a charge of its own."""
+        request = self._request(delivery)
+        if request is None:
+            return
+        if request.attempt >= self._settings.max_attempts + self._settings.max_deliveries:
+            self._settler.put(delivery, self._poisoned(delivery))
+            return
+        again = msgspec.structs.replace(request, attempt=request.attempt + 1)
+        self._settler.put(delivery, Forward(request=again, to=f"gate:{request.priority}"))
+
+    def _poisoned(self, delivery: Delivery) -> Dead:
+        try:
+            request_id = delivery.request.id
+        except (KeyError, msgspec.DecodeError):
+            request_id = delivery.fields.get(b"id", b"").decode(errors="replace")
+        message = "its workers died or failed at every delivery; it is kept in `dead`"
+        return Dead(reason="deliveries", message=message, request_id=request_id)
+
+    async def _handle_alone(self, group: asyncio.TaskGroup, stop: asyncio.Event) -> None:
+        """One suspect at a time with nothing beside it, so that the innocent don't die with a killer."""
+        suspects, self._suspects = self._suspects, []
+        for entry in suspects:
+            others = {suspect.id for suspect in suspects} | {suspect.id for suspect in self._suspects}
+            while len(self._hands) > sum(entry_id in self._hands for entry_id in others) and not stop.is_set():
+                await self._hands.change()
+            if entry.id not in self._hands or stop.is_set():
+                continue
+            self._hands.decided_by(entry.id, group.create_task(self._decide(self._delivery(entry))))
+            while entry.id in self._hands:
+                await self._hands.change()
+
+    # Stopping
+
+    async def _finish(self) -> None:
+        """Let what is in hand finish for `drain_s`, still renewing leases; then cancel it."""
+        try:
+            async with asyncio.timeout(self._settings.drain_s):
+                while len(self._hands) > len(self._settler.waiting_notices) + len(self._waiting_suspects()):
+                    await self._hands.change()
+        except TimeoutError:
+            log.warning("drain_ran_out", stage=self._stage.name, in_hand=len(self._hands))
+            self._hands.cancel_all()
+
+    def _waiting_suspects(self) -> list[Entry]:
+        return [entry for entry in self._suspects if entry.id in self._hands]

@@ -1,0 +1,153 @@
+"""What a worker counts, for Prometheus. All metrics of the project are defined here.
+
+Base units; labels from closed sets only, never ids, tenants or a requested model's name; every series
+exists from the start at zero, so that the first incident shows as a rise.
+
+| metric | a rise means |
+|---|---|
+| tokenweir_gate_decisions_total{pool,class,decision} | traffic; `deferred` = no budget, and no edge for it |
+| tokenweir_requests_total{pool,route,status,code} | terminal results |
+| tokenweir_request_seconds, _time_to_first_token_seconds | from ingest, as a caller sees it |
+| tokenweir_stage_seconds{stage} | time in a stage's own code |
+| tokenweir_provider_calls_total{pool,deployment,outcome} | `started` = paid calls; `given_back` = slow workers |
+| tokenweir_provider_429_total{pool,deployment} | an incident: the limits are wrong or somebody else uses the key |
+| tokenweir_tokens_total{pool,kind} | tokens that models counted |
+| tokenweir_backlog_served_total{pool,route} | waiting requests that got their turn |
+| tokenweir_reclaimed_total{stage}, _lost_entries_total | workers died or hung; bodies were deleted by hand |
+| tokenweir_dead_total{stage,reason} | requests that need a person |
+| tokenweir_groups_made_total | somebody deleted a stream or group, or Redis lost its data |
+| tokenweir_redis_outage_seconds_total | Redis was away |
+| tokenweir_bucket_level_ratio{pool,limit} and its like | gauges, read from Redis when scraped (pipeline.gauges) |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from pipeline.message import Request
+from pipeline.outcome import Retry
+from tokenweir import __version__
+from tokenweir.keys import CLASSES
+from tokenweir.wire import Result
+
+# Around our targets (0.3 s edge, 2.5 s premium) and out to two minutes: a quantile must not stick at an edge.
+SECONDS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 2.5, 3.5, 5, 7.5, 10, 15, 20, 30, 47, 60, 90, 120)
+STAGE_SECONDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+DECISIONS = ("premium", "edge", "deferred", "too_large", "expired", "queue_full")
+ROUTES = ("premium", "edge", "none")
+STAGES = ("classify", "gate", "premium", "edge", "deferred")
+CODES = (
+    "", "invalid_request", "too_large_for_limit", "queue_full", "deadline_exceeded", "cancelled", "provider_rejected",
+    "provider_unavailable", "quota_exhausted", "content_filter", "dead_letter", "internal",
+)  # fmt: skip
+
+
+class Metrics:
+    """The counters of one process, on a registry of its own."""
+
+    def __init__(self, pool: str, deployments: Sequence[str]) -> None:
+        self.registry = CollectorRegistry()
+        self._pool = pool
+        counter, histogram = self._counter, self._histogram
+        self._decisions = counter("gate_decisions", "Gate decisions", ("pool", "class", "decision"))
+        self._requests = counter("requests", "Terminal results", ("pool", "route", "status", "code"))
+        self._seconds = histogram("request_seconds", "From ingest to the result", ("pool", "route"), SECONDS)
+        self._ttft = histogram(
+            "time_to_first_token_seconds", "From ingest to the first token", ("pool", "route"), SECONDS
+        )
+        self._stage = histogram("stage_seconds", "In a stage's own code", ("stage",), STAGE_SECONDS)
+        self._calls = counter("provider_calls", "What became of granted calls", ("pool", "deployment", "outcome"))
+        self._limited = counter("provider_429", "Answers of 429 by the provider", ("pool", "deployment"))
+        self._tokens = counter("tokens", "Tokens that models counted", ("pool", "kind"))
+        self._served = counter("backlog_served", "Requests that left the backlog", ("pool", "route"))
+        self._reclaimed = counter("reclaimed", "Entries taken over from lost workers", ("stage",))
+        self._lost = counter("lost_entries", "Pending entries whose body was deleted", ("stage",))
+        self._dead = counter("dead", "Dead letters", ("stage", "reason"))
+        self._groups = counter("groups_made", "Consumer groups that were missing and made", ())
+        self.outage = self._gauge("redis_outage_seconds_total", "Seconds of Redis outages that ended", ())
+        self._gauge("build_info", "Version of the worker", ("version",)).labels(__version__).set(1)
+        self._zero(deployments)
+
+    def _zero(self, deployments: Sequence[str]) -> None:
+        """Make every series exist."""
+        for name in CLASSES:
+            for decision in DECISIONS:
+                self._decisions.labels(self._pool, name, decision)
+        for route in ROUTES:
+            self._requests.labels(self._pool, route, "ok", "")
+            self._seconds.labels(self._pool, route)
+            self._ttft.labels(self._pool, route)
+        for code in CODES[1:]:
+            self._requests.labels(self._pool, "none", "error", code)
+        for stage in STAGES:
+            self._stage.labels(stage)
+            self._reclaimed.labels(stage)
+            self._lost.labels(stage)
+            self._dead.labels(stage, "deliveries")
+        for deployment in deployments:
+            self._limited.labels(self._pool, deployment)
+            for outcome in ("started", "given_back", "failed"):
+                self._calls.labels(self._pool, deployment, outcome)
+        for kind in ("prompt", "completion"):
+            self._tokens.labels(self._pool, kind)
+        for route in ("premium", "edge"):
+            self._served.labels(self._pool, route)
+
+    def _counter(self, name: str, text: str, labels: Sequence[str]) -> Counter:
+        return Counter(f"tokenweir_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, labels: Sequence[str]) -> Gauge:
+        return Gauge(f"tokenweir_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, labels: Sequence[str], buckets: Sequence[float]) -> Histogram:
+        return Histogram(f"tokenweir_{name}", text, labels, registry=self.registry, buckets=buckets)
+
+    def decided(self, request: Request, decision: str) -> None:
+        """The gate decided on a request."""
+        if decision in DECISIONS:
+            self._decisions.labels(self._pool, request.priority, decision).inc()
+
+    def started(self, deployment: str, answer: str) -> None:
+        """A granted call was started, or given back."""
+        if answer != "gone":
+            self._calls.labels(self._pool, deployment, answer).inc()
+
+    def retried(self, deployment: str, retry: Retry) -> None:
+        """A call failed and will be repeated."""
+        self._calls.labels(self._pool, deployment, "failed").inc()
+        if retry.pause_s > 0:
+            self._limited.labels(self._pool, deployment).inc()
+
+    def answered(self, result: Result) -> None:
+        """A terminal result was written."""
+        self._requests.labels(self._pool, result.route, result.status, result.code).inc()
+        if result.total_ms >= 0:
+            self._seconds.labels(self._pool, result.route).observe(result.total_ms / 1000)
+        if result.ttft_ms >= 0:
+            self._ttft.labels(self._pool, result.route).observe(result.ttft_ms / 1000)
+        self._tokens.labels(self._pool, "prompt").inc(result.usage.prompt_tokens)
+        self._tokens.labels(self._pool, "completion").inc(result.usage.completion_tokens)
+
+    def decided_in(self, stage: str, seconds: float) -> None:
+        """A stage took so long to decide."""
+        self._stage.labels(stage).observe(seconds)
+
+    def drained(self, premium: int, edge: int) -> None:
+        """So many left the backlog."""
+        self._served.labels(self._pool, "premium").inc(premium)
+        self._served.labels(self._pool, "edge").inc(edge)
+
+    def reclaimed(self, stage: str, taken: int, lost: int) -> None:
+        """Entries were taken over; some had no body any more."""
+        self._reclaimed.labels(stage).inc(taken)
+        self._lost.labels(stage).inc(lost)
+
+    def buried(self, stage: str, reason: str) -> None:
+        """A dead letter was written."""
+        self._dead.labels(stage, reason).inc()
+
+    def groups_made(self, count: int) -> None:
+        """Missing groups were made."""
+        self._groups.inc(count)

@@ -1,0 +1,88 @@
+"""The gate's decisions: admit a batch, drain the backlog, start a call. One script each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lua import load
+from pipeline.config import Deployment
+from pipeline.limits import seed
+from pipeline.message import Request
+from pipeline.store.rows import request_row
+from tokenweir.connection import Argument, Connection
+
+_ADMIT, _DRAIN, _START = load("gate_admit"), load("backlog_drain"), load("calls_start")
+_SEED, _BEAT = load("limits_seed"), load("worker_beat")
+
+
+class Verdict(NamedTuple):
+    """What the gate decided: `premium`, `edge`, `deferred`, `gone`, or `too_large`, `expired`, `queue_full`."""
+
+    decision: str
+    deployment: str
+    position: int
+
+
+class Drained(NamedTuple):
+    """What a drain did, when to look again (-1: nothing to wait for), and the notice kept for that."""
+
+    premium: int
+    edge: int
+    expired: int
+    wait_us: int
+    kept: str
+
+
+class Gate:
+    """The gate of one pool, for one consumer."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        consumer: str,
+        deployments: Sequence[Deployment],
+        edge_queue: int,
+        max_waiting: int,
+    ) -> None:
+        self._connection = connection
+        self._consumer = consumer
+        self._deployments = deployments
+        self._budgets = [f"budget:{deployment.name}" for deployment in deployments]
+        self._window_s = deployments[0].window_s
+        self._edge_queue = edge_queue
+        self._max_waiting = max_waiting
+
+    async def seed(self) -> int:
+        """Put the configured limits in place where they changed; returns the limits' version."""
+        args: list[Argument] = []
+        for deployment in self._deployments:
+            args += seed(deployment)
+        return int(await self._connection.run(_SEED, args))
+
+    async def admit(self, rows: Sequence[tuple[str, Request]]) -> list[Verdict]:
+        """Decide for a batch of gate entries, in this order, and hand them over."""
+        args: list[Argument] = [self._edge_queue, self._max_waiting]
+        for entry_id, request in rows:
+            args += request_row(entry_id, request, window_s=self._window_s)
+        reply = await self._connection.run(_ADMIT, args, rest=self._budgets)
+        return [Verdict(decision.decode(), name.decode(), int(position)) for decision, name, position in reply]
+
+    async def drain(self, notices: Sequence[str], *, most: int) -> Drained:
+        """Serve what fits of the backlog; `notices` are acknowledged but for the one that is kept."""
+        args: list[Argument] = [self._consumer, self._edge_queue, most, *notices]
+        premium, edge, expired, wait_us, kept = await self._connection.run(_DRAIN, args, rest=self._budgets)
+        return Drained(int(premium), int(edge), int(expired), int(wait_us), kept.decode())
+
+    async def start(self, rows: Sequence[tuple[str, Request]]) -> list[tuple[str, int]]:
+        """Start granted calls: (`started` | `given_back` | `gone`, Redis time in ms) each."""
+        args: list[Argument] = [self._consumer]
+        for entry_id, request in rows:
+            args += request_row(entry_id, request, window_s=self._window_s)
+        reply = await self._connection.run(_START, args, rest=self._budgets)
+        return [(answer.decode(), int(now_ms)) for answer, now_ms in reply]
+
+    async def beat(self, *, premium_slots: int, edge_slots: int, ttl_ms: int) -> int:
+        """Give a sign of life and offer slots (-1 = leaving); returns Redis time in ms."""
+        return int(await self._connection.run(_BEAT, [self._consumer, premium_slots, edge_slots, ttl_ms]))

@@ -1,0 +1,160 @@
+"""Work streams: reading with leases, and the hand-over of entries.
+
+Every ending of an entry is one script, fenced and safe to repeat (lua/part_entry.lua).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+from lua import load
+from pipeline.message import encode
+from pipeline.outcome import Dead, Done, Forward, Retry
+from pipeline.store.rows import request_row, result_row
+from tokenweir.connection import CALL_TIMEOUT_S, Argument, Connection
+from tokenweir.errors import StoreUnavailable
+from tokenweir.keys import GROUPS
+from tokenweir.wire import Result
+
+_FORWARD, _FINISH, _BURY, _RETRY = (load(f"entries_{verb}") for verb in ("forward", "finish", "bury", "retry"))
+_RECLAIM, _RELEASE = load("entries_reclaim"), load("entries_release")
+_RENEW, _PRUNE = load("leases_renew"), load("consumers_prune")
+DEAD_KEPT = 100_000
+
+
+class Entry(NamedTuple):
+    """An entry as it was read: its stream, id, fields, and how often it has been delivered."""
+
+    lane: str
+    id: str
+    fields: dict[bytes, bytes]
+    deliveries: int = 1
+
+
+class Reclaimed(NamedTuple):
+    """What a look for abandoned entries brought: where to look on, what was taken, how many had lost their body."""
+
+    cursor: str
+    entries: list[Entry]
+    lost: int
+
+
+class Streams:
+    """The work streams of one pool, for one consumer."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        consumer: str,
+        deployments: Sequence[str],
+        window_s: float,
+        status_ttl_s: int,
+        responses_kept: int,
+    ) -> None:
+        self._connection = connection
+        self._keys = connection.keys
+        self._budgets = [f"budget:{name}" for name in deployments]
+        self._window_s = window_s
+        self._kept: tuple[Argument, Argument] = (responses_kept, status_ttl_s)
+        self.consumer = consumer
+
+    async def make_groups(self, lanes: Sequence[str]) -> int:
+        """Make the group of each lane, from its first entry on; returns how many were missing."""
+        made = 0
+        for lane in lanes:
+            words = ("XGROUP", "CREATE", self._keys.key(lane), GROUPS[lane], "0", "MKSTREAM")
+            try:
+                await self._connection.command(*words)
+                made += 1
+            except StoreUnavailable as error:
+                if "BUSYGROUP" not in str(error):
+                    raise
+        return made
+
+    async def read(
+        self, reader: Connection, lanes: Sequence[str], *, count: int, block_ms: int | None = None, own: bool = False
+    ) -> list[Entry]:
+        """Take up to `count` new entries of each lane, in the lanes' order; with `own`, those already ours.
+
+        Waits up to `block_ms` for the first one; None doesn't wait. Never cancel it: what Redis has handed
+        out by then would stay pending, unseen.
+        """
+        words: list[Argument] = ["XREADGROUP", "GROUP", GROUPS[lanes[0]], self.consumer, "COUNT", count]
+        if block_ms is not None:
+            words += ("BLOCK", block_ms)
+        words += ("STREAMS", *(self._keys.key(lane) for lane in lanes), *(["0" if own else ">"] * len(lanes)))
+        reply = await reader.command(*words, timeout_s=CALL_TIMEOUT_S + (block_ms or 0) / 1000)
+        names = {self._keys.key(lane).encode(): lane for lane in lanes}
+        streams = cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes] | None]]]]", reply or [])
+        return [Entry(names[key], id_.decode(), fields or {}) for key, found in streams for id_, fields in found]
+
+    async def forward(self, lane: str, rows: Sequence[tuple[str, Forward, str]]) -> list[bytes]:
+        """Hand entries over: (entry id, outcome, inbox) each; answers `moved`, `gone` or `repeat`."""
+        targets = sorted({outcome.to for _, outcome, _ in rows})
+        args: list[Argument] = [GROUPS[lane]]
+        for entry_id, outcome, inbox in rows:
+            request = outcome.request
+            index = targets.index(outcome.to) + 1
+            args += (entry_id, request.id, request.replay, int(outcome.claims), inbox, index, encode(request))
+        reply = await self._connection.run(_FORWARD, args, bind=self._source(lane), rest=targets)
+        return cast("list[bytes]", reply)
+
+    async def finish(self, lane: str, rows: Sequence[tuple[str, Done]]) -> list[bool]:
+        """Write terminal results and settle their grants; True = this was the first."""
+        args: list[Argument] = [GROUPS[lane], *self._kept]
+        for entry_id, done in rows:
+            args += (entry_id, done.result.attempt, done.used_tokens, *result_row(done.result, streamed=done.stream))
+        reply = await self._connection.run(_FINISH, args, bind=self._source(lane), rest=self._budgets)
+        return [bool(first) for first in reply]
+
+    async def bury(self, lane: str, rows: Sequence[tuple[Entry, Dead, Result]], *, at_ms: int) -> list[bool]:
+        """Move entries to `dead` and answer their callers; True = it was still ours."""
+        args: list[Argument] = [GROUPS[lane], *self._kept, lane, DEAD_KEPT]
+        for entry, dead, result in rows:
+            args += (entry.id, entry.deliveries, dead.reason, dead.message, at_ms, *result_row(result, streamed=False))
+        return [bool(buried) for buried in await self._connection.run(_BURY, args, bind=self._source(lane))]
+
+    async def retry(self, lane: str, rows: Sequence[tuple[str, str, Retry]]) -> int:
+        """Put failed attempts into the backlog, each (entry id, deployment, outcome) with its due time."""
+        args: list[Argument] = [GROUPS[lane]]
+        for entry_id, deployment, retry in rows:
+            args += (deployment, round(retry.wait_s * 1e6), round(retry.pause_s * 1e6))
+            args += request_row(entry_id, retry.request, window_s=self._window_s)
+        return int(await self._connection.run(_RETRY, args, bind=self._source(lane), rest=self._budgets))
+
+    async def renew(self, lane: str, entry_ids: Sequence[str]) -> list[str]:
+        """Renew leases; returns the entries that are no longer ours."""
+        lost = await self._connection.run(_RENEW, [GROUPS[lane], self.consumer, *entry_ids], bind=self._source(lane))
+        return [entry.decode() for entry in lost]
+
+    async def reclaim(self, lane: str, *, lease_ms: int, cursor: str, count: int) -> Reclaimed:
+        """Take over entries whose owner gave no sign of life for a lease."""
+        args: list[Argument] = [GROUPS[lane], self.consumer, lease_ms, cursor, count]
+        next_cursor, taken, lost = await self._connection.run(_RECLAIM, args, bind=self._source(lane))
+        entries = [
+            Entry(lane, id_.decode(), dict(zip(flat[::2], flat[1::2], strict=True)), int(deliveries))
+            for id_, deliveries, flat in taken
+        ]
+        return Reclaimed(next_cursor.decode(), entries, len(lost))
+
+    async def release(
+        self, lane: str, entry_ids: Sequence[str], *, idle_ms: int, owner: str = "", to: str = "", back: int = 0
+    ) -> list[str]:
+        """Make pending entries free for the next reclaim at once; returns those that were.
+
+        Args:
+            owner: only entries that this consumer holds. to: who holds them in name meanwhile.
+            back: deliveries to take back, so that a hand-back uses up none.
+        """
+        args: list[Argument] = [GROUPS[lane], to or self.consumer, idle_ms, owner, back, *entry_ids]
+        return [entry.decode() for entry in await self._connection.run(_RELEASE, args, bind=self._source(lane))]
+
+    async def prune(self, lane: str, *, leaving: bool, idle_ms: int) -> int:
+        """Remove consumers that hold nothing and have been idle for long, and, when `leaving`, our own."""
+        args: list[Argument] = [GROUPS[lane], self.consumer if leaving else "", idle_ms]
+        return int(await self._connection.run(_PRUNE, args, bind=self._source(lane)))
+
+    def _source(self, lane: str) -> dict[str, str]:
+        return {"<source>": self._keys.key(lane)}

@@ -1,0 +1,30 @@
+"""gate: says what a request costs; the gate script decides what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pipeline.outcome import Admit, Outcome
+from pipeline.stage import Delivery
+from tokenweir.keys import GATE_LANES
+
+
+class GateStage:
+    """Never waits and never spends: charging and handing over are one script, so they can't disagree.
+
+    The loop asks that script for a whole batch at once, in rank order of the lanes.
+    """
+
+    name = "gate"
+    lanes = GATE_LANES
+    concurrency = 100
+    calls = False
+    retakes = True
+    ready = True
+
+    async def handle(self, delivery: Delivery) -> Outcome:
+        """The request with its costs, for the gate script."""
+        return Admit(request=delivery.request)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Nothing to do beside deliveries."""
