@@ -36,9 +36,10 @@ class Answer(msgspec.Struct, frozen=True):
         share = crc32(digest, seed & 0xFFFFFFFF) / 0xFFFFFFFF
         length = max(1, round(cap * (_SHORTEST + (1 - _SHORTEST) * share)))
         opening = [_WORDS[byte % len(_WORDS)] for byte in digest[:_OPENING]]
-        offset = int.from_bytes(digest[_OPENING : _OPENING + 2], "big") % len(_LOOP)
-        loops = _LOOP[offset:] + _LOOP * (length // len(_LOOP) + 1) if length > 1 else []
-        return cls(words=(opening + loops)[:length], finish_reason="length" if length >= cap else "stop")
+        start = int.from_bytes(digest[_OPENING : _OPENING + 2], "big") % len(_LOOP)
+        end = start + max(0, length - _OPENING)
+        loops = _LOOP * (end // len(_LOOP) + 1) if end > len(_LOOP) else _LOOP
+        return cls(words=opening[:length] + loops[start:end], finish_reason="length" if length >= cap else "stop")
 
     @property
     def text(self) -> str:

@@ -52,6 +52,7 @@ class CallLog:
 
     def __init__(self) -> None:
         self._calls: deque[Call] = deque(maxlen=_KEPT)
+        self._open: dict[int, Call] = {}
         self._seq = 0
         self.fates: dict[Side, dict[str, int]] = {"premium": {}, "edge": {}}
 
@@ -60,14 +61,21 @@ class CallLog:
         self._seq += 1
         call = Call(seq=self._seq, side=side, at_s=at_s)
         self._calls.append(call)
+        self._open[call.seq] = call
         return call
 
     def close(self, call: Call, fate: Fate) -> None:
-        """Enter how it ended; the first end counts."""
-        if call.fate == "open":
+        """Enter how it ended. The first end counts, and only of calls that this log opened: after a reset those in
+        flight belong to a log that is gone."""
+        if self._open.get(call.seq) is call:
+            del self._open[call.seq]
             call.fate = fate
             fates = self.fates[call.side]
             fates[fate] = fates.get(fate, 0) + 1
+
+    def still_open(self, side: Side) -> int:
+        """Calls without an end."""
+        return sum(call.side == side for call in self._open.values())
 
     def since(self, seq: int, most: int) -> Iterator[Call]:
         """Up to `most` calls numbered `seq` and later."""

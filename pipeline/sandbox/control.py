@@ -27,7 +27,7 @@ class PremiumBook(msgspec.Struct, frozen=True):
     Attributes:
         rejected: 429s sent because of the limits; 429s ordered as faults aren't among them.
         rejected_by: the same by reason: requests, tokens, too_large.
-        fates: ends of calls: answered, refused, invalid, fault, gone; those without one are open.
+        fates: ends of calls: answered, refused, invalid, fault, gone; `open` ones have none yet.
     """
 
     calls: int
@@ -35,6 +35,7 @@ class PremiumBook(msgspec.Struct, frozen=True):
     rejected: int
     rejected_by: dict[str, int]
     fates: dict[str, int]
+    open: int
     worst_window: Worst
     total: Used
     range: Range
@@ -45,6 +46,7 @@ class EdgeBook(msgspec.Struct, frozen=True):
     """Calls of the edge side."""
 
     fates: dict[str, int]
+    open: int
     loaded: bool
 
 
@@ -98,6 +100,7 @@ class Control:
             rejected=ledger.rejected,
             rejected_by=state.refusals,
             fates=state.calls.fates["premium"],
+            open=state.calls.still_open("premium"),
             worst_window=ledger.worst_window(),
             total=ledger.total(),
             range=Range(from_s=from_s, to_s=to_s, used=ledger.used(from_s, to_s)),
@@ -112,7 +115,9 @@ class Control:
                 enforcement=state.settings.enforcement,
                 limits=limits,
                 premium=premium,
-                edge=EdgeBook(fates=state.calls.fates["edge"], loaded=state.edge_loaded),
+                edge=EdgeBook(
+                    fates=state.calls.fates["edge"], open=state.calls.still_open("edge"), loaded=state.edge_loaded
+                ),
             )
         )
 

@@ -185,14 +185,16 @@ async def _stream(
         case "cut" | "reset":
             lines = lines[: len(lines) // 2]
     writes = [msgspec.json.encode(line) + b"\n" for line in lines]
+    finish = turn.struck != "reset"
     response = await deliver_stream(
         http,
         writes,
         headers={"content-type": "application/x-ndjson"},
         first_s=took_s * _FIRST_SHARE,
         step_s=took_s * (1 - _FIRST_SHARE) / max(1, len(writes) - 1),
+        finish=finish,
     )
-    if turn.struck == "reset":
+    if not finish:
         hang_up(http)
     return response
 

@@ -171,8 +171,9 @@ async def _stream(
             writes = chunks.whole(answers)
     headers = {**turn.headers, "content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
     step_s = rest_s / max(1, len(writes) - 1)
-    response = await deliver_stream(http, writes, headers=headers, first_s=first_s, step_s=step_s)
-    if turn.struck == "reset":
+    finish = turn.struck != "reset"
+    response = await deliver_stream(http, writes, headers=headers, first_s=first_s, step_s=step_s, finish=finish)
+    if not finish:
         hang_up(http)
     return response
 

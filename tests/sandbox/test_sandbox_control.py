@@ -88,6 +88,21 @@ async def test_reset_forgets_everything(opened: Open) -> None:
     assert [call.seq for call in (await bench.calls()).calls] == [1]
 
 
+async def test_calls_in_flight_dont_outlive_a_reset(bench: Bench) -> None:
+    """A call from before the reset ends unseen: the new books hold only what came after."""
+    await bench.order({"kind": "slow:60"})
+    async with asyncio.TaskGroup() as group:
+        old = group.create_task(bench.ask("old"))
+        await bench.until(lambda book, _calls: book.premium.open == 1)
+        async with bench.http.post(f"{bench.urls.control}/reset") as response:
+            assert response.status == 200
+        await bench.ask("new")
+        old.cancel()
+
+    await bench.until(lambda book, _calls: book.premium.open == 0)
+    assert (await bench.book()).premium.fates == {"answered": 1}
+
+
 @pytest.mark.parametrize("body", ["{", '{"kind":"hang"}', '[{"kind":"explode"}]', '[{"kind":"hang","tymes":1}]'])
 async def test_a_misspelt_fault_is_refused(bench: Bench, body: str) -> None:
     """A wrong order says what is wrong, and nothing of it is taken up."""

@@ -59,6 +59,17 @@ def test_counts_add_up(calls: list[tuple[int, int, bool]]) -> None:
     assert [second[0] for second in seconds] == sorted({second[0] for second in seconds})
 
 
+def test_a_window_is_open_at_its_start() -> None:
+    """Two calls exactly W apart share no window, as in the sliding mode; the least bit closer and they do."""
+    apart, closer = (Ledger(requests=1, tokens=10, window_s=6) for _ in range(2))
+
+    for at, ledger in ((1.0, apart), (7.0, apart), (1.0, closer), (6.999, closer)):
+        ledger.record(at, 10, admitted=True)
+
+    assert apart.worst_window().tokens == 1.0
+    assert closer.worst_window().tokens == 2.0
+
+
 def test_forgetting_old_calls_changes_no_total() -> None:
     """With more calls than it keeps, the ledger's totals, worst window and recent ranges stay exact."""
     small, large = (Ledger(requests=10, tokens=1000, window_s=5, keep=keep) for keep in (50, 10_000))

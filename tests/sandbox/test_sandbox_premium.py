@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -9,6 +10,7 @@ import openai
 import pytest
 
 from pipeline.sandbox.answers import Answer
+from pipeline.sandbox.state import State
 from pipeline.sandbox.tokens import prompt_tokens
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ async def test_a_plain_call_is_answered_with_usage(bench: Bench) -> None:
 
 
 async def test_a_stream_says_what_a_plain_call_says(bench: Bench) -> None:
-    """Role, the words in at most eleven chunks, a finish, usage without choices: together the same answer."""
+    """Role, the words in at most eight chunks, a finish, usage without choices: together the same answer."""
     stream = await bench.ask(_PROMPT, max_tokens=50, stream=True, stream_options={"include_usage": True})
     chunks = [chunk async for chunk in stream]
 
@@ -39,11 +41,29 @@ async def test_a_stream_says_what_a_plain_call_says(bench: Bench) -> None:
     deltas = [chunk.choices[0].delta for chunk in spoken]
     assert deltas[0].role == "assistant"
     assert "".join(delta.content or "" for delta in deltas) == Answer.to(_PROMPT, cap=50, seed=1).text
-    assert sum(bool(delta.content) for delta in deltas) == 11
+    assert sum(bool(delta.content) for delta in deltas) == 8
     assert [chunk.choices[0].finish_reason for chunk in spoken[:-1]] == [None] * (len(spoken) - 1)
     assert spoken[-1].choices[0].finish_reason in ("stop", "length")
     assert (last.choices, last.usage.completion_tokens) == ([], Answer.to(_PROMPT, cap=50, seed=1).tokens)
     assert all(chunk.usage is None for chunk in spoken)
+
+
+async def test_answers_take_the_time_drawn_for_them(opened: Open) -> None:
+    """A caller waits for the first token and for the others, both divided by the time scale, and not much longer."""
+    bench = await opened(time_scale=10.0)
+    first_s, rest_s = State(bench.settings).premium_times(Answer.to(_PROMPT, cap=50, seed=1).tokens)
+
+    began = time.monotonic()
+    stream = await bench.ask(_PROMPT, max_tokens=50, stream=True)
+    first = await anext(stream)
+    first_after = time.monotonic() - began
+    last = [chunk async for chunk in stream][-1]
+    last_after = time.monotonic() - began
+
+    assert first.choices[0].delta.role == "assistant"
+    assert last.choices[0].finish_reason
+    assert first_s <= first_after < first_s + 2
+    assert first_s + rest_s - 0.001 <= last_after < first_s + rest_s + 2
 
 
 async def test_usage_is_streamed_only_when_asked_for(bench: Bench) -> None:
