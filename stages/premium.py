@@ -1,0 +1,119 @@
+"""Calls the provider for requests that the gate has granted, and says what becomes of them.
+
+Every granted delivery is one HTTP call. A further attempt is the gate's to grant, so failures go back as
+`Retry` values; nothing is repeated here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+import structlog
+
+from pipeline.answer import Stopwatch, Times, answered, failed
+from pipeline.config import Deployment
+from pipeline.message import Request
+from pipeline.outcome import Done, Outcome, Retry
+from pipeline.stage import Delivery
+from stages.providers.openai_chat import OpenAIChat
+from tokenweir.errors import ErrorCode, ProviderError, ProviderLimited, ProviderRejected, ProviderUnavailable
+
+log = structlog.get_logger()
+
+# A 429 says that our numbers are wrong, not that the request is: it gets more tries than a failing provider.
+_LIMITED_TRIES_FACTOR = 3
+_BACKOFF_S = (0.5, 2.0)
+
+
+class Premium:
+    """The stage of paid calls.
+
+    Args:
+        keys: the API key of each deployment, by its name.
+        max_attempts: so often a request is called for before its caller gets an error.
+        jitter: a random number between two bounds; a test passes its own.
+    """
+
+    name = "premium"
+    lanes: tuple[str, ...] = ("premium",)
+    calls = True
+    retakes = False
+    ready = True
+
+    def __init__(
+        self,
+        deployments: Sequence[Deployment],
+        *,
+        keys: Mapping[str, str],
+        max_attempts: int,
+        concurrency: int,
+        jitter: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        self.concurrency = concurrency
+        self._providers = {one.name: OpenAIChat(one, keys[one.name]) for one in deployments}
+        self._models = {one.name: one.model for one in deployments}
+        self._max_attempts = max_attempts
+        self._jitter = jitter
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Make the clients before the first request has to wait for them."""
+        for provider in self._providers.values():
+            provider.connect()
+
+    async def aclose(self) -> None:
+        """Close the connections to all providers."""
+        for provider in self._providers.values():
+            await provider.aclose()
+
+    async def handle(self, delivery: Delivery) -> Outcome:
+        """The answer, a further attempt, or an error for the caller; see `_outcome` for which failure means what."""
+        watch = Stopwatch(delivery.waited_ms)
+        request = delivery.request
+        spoke = False
+
+        def on_text(text: str) -> None:
+            nonlocal spoke
+            spoke = True
+            delivery.emit(text)
+
+        try:
+            provider = self._providers.get(delivery.deployment)
+            if provider is None:  # another configuration granted it, e.g. in the middle of a rolling update
+                raise ProviderUnavailable(f"no deployment {delivery.deployment!r} here", reason="deployment_unknown")
+            watch.call_started()
+            answer = await provider.answer(request, on_text)
+        except ProviderError as error:
+            log.debug("premium_call_failed", reason=error.reason, deployment=delivery.deployment)
+            model = self._models.get(delivery.deployment, "")
+            return self._outcome(request, error, watch.times(), model=model, spoke=spoke)
+        return Done(
+            result=answered(request, answer, route="premium", times=watch.times(answer.first_s)),
+            stream=request.stream,
+            used_tokens=-1 if answer.usage.estimated else answer.usage.total_tokens,
+        )
+
+    def _outcome(self, request: Request, error: ProviderError, times: Times, *, model: str, spoke: bool) -> Outcome:
+        """What becomes of a request whose call brought no answer.
+
+        A refusal before any text cost no tokens. What failed otherwise may have been paid: its reservation stands.
+        """
+        if isinstance(error, ProviderRejected):
+            result = failed(request, error.code, str(error), route="premium", model=model, times=times)
+            return Done(result=result, stream=request.stream, used_tokens=-1 if spoke else 0)
+        limited = isinstance(error, ProviderLimited)
+        if request.attempt >= self._max_attempts * (_LIMITED_TRIES_FACTOR if limited else 1):
+            code: ErrorCode = "quota_exhausted" if error.reason == "quota_exhausted" else "provider_unavailable"
+            message = f"given up after {request.attempt} attempts; the last one: {error}"
+            result = failed(request, code, message, route="premium", model=model, times=times)
+            return Done(result=result, stream=request.stream)
+        backoff_s = self._jitter(*_BACKOFF_S) * request.attempt
+        wait_s = error.retry_after_s or backoff_s
+        return Retry(
+            request=msgspec.structs.replace(request, attempt=request.attempt + 1),
+            reason=error.reason,
+            wait_s=wait_s if limited else max(wait_s, backoff_s),
+            pause_s=wait_s if limited else 0,
+        )
