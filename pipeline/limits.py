@@ -118,7 +118,7 @@ def explain(deployment: Deployment) -> list[str]:
         per_s = limit.rate * 1e6
         lines.append(
             f"{deployment.name} {limit.name} {limit.limit:,} per {limit.window_us / 1e6:g} s: "
-            f"burst {limit.capacity:,.0f}, refill {per_s:,.2f}/s, uses up to {limit.expected_use:.1%}, worst window 100 %, "
-            f"opens {limit.opening_s:.1f} s after a cold start"
+            f"burst {limit.capacity:,.0f}, refill {per_s:,.2f}/s, uses up to {limit.expected_use:.1%}, "
+            f"worst window 100 %, opens {limit.opening_s:.1f} s after a cold start"
         )
     return lines

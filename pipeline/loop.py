@@ -60,6 +60,11 @@ class StageLoop:
         self._reader_id = 0
         self.last_read = time.monotonic()  # of the last read that Redis answered, empty or not
 
+    @property
+    def full(self) -> bool:
+        """Whether it holds as much as it may, so that it doesn't read."""
+        return self._hands.free < len(self._stage.lanes)
+
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set; then finish what is in hand, and after `drain_s` hand back the rest."""
         await self._store.outage.insist(self._join)
@@ -101,7 +106,7 @@ class StageLoop:
         """Read whenever there are free slots. Outages are waited out; what they left unseen is taken up."""
         busy = False
         for turn in itertools.count(1):
-            while self._hands.free < len(self._stage.lanes) and not stop.is_set():
+            while self.full and not stop.is_set():
                 await self._hands.change()
             if self._suspects and not stop.is_set():
                 await self._handle_alone(group, stop)

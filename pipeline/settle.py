@@ -149,7 +149,7 @@ class Settler:
             self._metrics.decided(request, verdict.decision)
             if verdict.decision in _REFUSALS:
                 refused.setdefault(item.delivery.lane, []).append(
-                    (entry_id, Done(result=self._refusal(request, verdict.decision)))
+                    (entry_id, Done(result=self._refusal(request, verdict.decision), stream=request.stream))
                 )
         for lane, rows_of_lane in refused.items():
             await self._finish(lane, rows_of_lane)

@@ -87,3 +87,7 @@ class Stage(Protocol):
     async def run(self, stop: asyncio.Event) -> None:
         """Background work beside deliveries, such as keeping a model warm; ends soon after `stop` is set."""
         ...
+
+    async def aclose(self) -> None:
+        """Close what `run` or `handle` opened."""
+        ...

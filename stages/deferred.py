@@ -17,7 +17,7 @@ class Deferred:
     """Turns every notice into a drain of the backlog; the loop makes one of those that come together."""
 
     name = "deferred"
-    lanes = ("deferred",)
+    lanes: tuple[str, ...] = ("deferred",)
     concurrency = 100
     calls = False
     retakes = True
@@ -29,3 +29,6 @@ class Deferred:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Nothing to do beside notices."""
+
+    async def aclose(self) -> None:
+        """Nothing was opened."""

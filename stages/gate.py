@@ -16,7 +16,7 @@ class GateStage:
     """
 
     name = "gate"
-    lanes = GATE_LANES
+    lanes: tuple[str, ...] = GATE_LANES
     concurrency = 100
     calls = False
     retakes = True
@@ -28,3 +28,6 @@ class GateStage:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Nothing to do beside deliveries."""
+
+    async def aclose(self) -> None:
+        """Nothing was opened."""
