@@ -104,7 +104,7 @@ class StageLoop:
 
     async def _read_until(self, group: asyncio.TaskGroup, stop: asyncio.Event) -> None:
         """Read whenever there are free slots. Outages are waited out; what they left unseen is taken up."""
-        busy = False
+        crowded = False
         for turn in itertools.count(1):
             while self.full and not stop.is_set():
                 await self._hands.change()
@@ -113,30 +113,34 @@ class StageLoop:
             if stop.is_set():
                 return
             try:
-                entries = await self._read(turn, wait=not busy)
+                entries, crowded = await self._read(turn, crowded=crowded)
                 self._store.outage.over()
             except StoreUnavailable as error:
                 self._store.outage.failed(error)
                 await asyncio.sleep(random.uniform(0.05, 0.2))
                 entries = await self._store.outage.insist(self._recover)
             self.last_read = time.monotonic()
-            busy = bool(entries)
             if entries:
                 await self._take(group, entries)
 
-    async def _read(self, turn: int, *, wait: bool) -> list[Entry]:
-        """New entries, higher lanes first; `wait` blocks until there are any."""
+    async def _read(self, turn: int, *, crowded: bool) -> tuple[list[Entry], bool]:
+        """New entries, and whether the streams may hold more of them than were taken.
+
+        Only then does the order of the lanes matter, and they are read one by one, higher ones first. Else one
+        blocking read on all of them takes what is there, or waits: one round trip.
+        """
         lanes = self._stage.lanes
         want = min(self._hands.free, _MOST_CALLS_READ if self._stage.calls else _MOST_READ)
         streams = self._store.streams
-        if wait or len(lanes) == 1:
-            # With one lane, a blocking read is as quick as any other when something is there.
-            return await streams.read(self._reader, lanes, count=max(1, want // len(lanes)), block_ms=BLOCK_MS)
-        found: list[Entry] = []
+        if not crowded or len(lanes) == 1:
+            count = max(1, want // len(lanes))
+            found = await streams.read(self._reader, lanes, count=count, block_ms=BLOCK_MS)
+            return found, len(found) >= count
+        found = []
         for lane in lanes[::-1] if turn % _LOWEST_FIRST == 0 else lanes:
             if len(found) < want:
                 found += await streams.read(self._reader, (lane,), count=want - len(found))
-        return found
+        return found, len(found) >= want
 
     async def _recover(self) -> list[Entry]:
         """After a read went wrong: what Redis had handed out to us by then, and nobody has in hand."""
