@@ -155,4 +155,4 @@ class EdgeCall:
         """A little more than half the time for which Ollama keeps the model."""
         kept_s = waits.wait_s(self._settings.keep_alive, now_s=0)
         half_s = kept_s / 2 if kept_s else _LOOK_S
-        return max(1.0, self._jitter(1.0, 1.2) * half_s)
+        return self._jitter(1.0, 1.2) * half_s
