@@ -44,20 +44,25 @@ local function expire(item, limit, now)
   item.charges = kept
 end
 
--- The budget as of `now`: refilled, old slots expired. A budget without state starts cold.
+-- The budget as of `now`: refilled, old slots expired. A budget without state starts cold, and so does one
+-- that a new limit is added to.
 function budget.open(flat, limits, now)
-  local at = tonumber(flat.at)
-  -- TIME can step back after a fail-over; a bucket must not shrink for it.
+  local at, longest = tonumber(flat.at), 0
+  for _, limit in ipairs(limits) do longest = math.max(longest, limit.window_us + limit.late_us) end
+  -- TIME can step back after a fail-over; a bucket must not shrink for it: until the clock is where it was, time
+  -- stands still. By more than a window it was wrong before: start cold, or the budget would be closed as long.
+  local restart = at ~= nil and at - now > longest
   local state = {
-    now = math.max(now, at or now),
-    born = tonumber(flat.born) or now,
+    now = restart and now or math.max(now, at or now),
+    born = not restart and tonumber(flat.born) or now,
     granted = tonumber(flat.granted) or 0,
-    pause_until = tonumber(flat.pause_until) or 0,
+    pause_until = (tonumber(flat.pause_until) or 0) - (restart and at - now or 0),
     items = {},
   }
   for i, limit in ipairs(limits) do
-    local item = read_slots(flat[limit.name .. '.slots'], limit, state.now)
-    local level = tonumber(flat[limit.name .. '.level'])
+    local item = read_slots(not restart and flat[limit.name .. '.slots'], limit, state.now)
+    local level = not restart and tonumber(flat[limit.name .. '.level'])
+    if not level then state.born = state.now end
     item.limit = limit
     item.level = level and math.min(limit.capacity, level + (state.now - (at or now)) * limit.rate) or limit.cold
     item.cum = tonumber(flat[limit.name .. '.cum']) or 0
@@ -141,7 +146,7 @@ end
 function budget.fields(state)
   local flat = {
     'at', string.format('%.0f', state.now), 'born', string.format('%.0f', state.born),
-    'granted', string.format('%.0f', state.granted), 'pause_until', string.format('%.0f', state.pause_until),
+    'granted', string.format('%.0f', state.granted), 'pause_until', string.format('%.0f', math.max(0, state.pause_until)),
   }
   for _, item in ipairs(state.items) do
     local name = item.limit.name

@@ -1,0 +1,188 @@
+"""The pure arithmetic of a budget in Redis's own Lua (5.1), on a clock the test sets, and a naive model of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import msgspec
+from lupa import lua51
+
+from lua import part
+from pipeline.config import Deployment
+from pipeline.limits import Limit, terms
+
+START_US = 1_700_000_000_000_000  # sixteen digits, as Redis's clock has them today
+Cost = Mapping[str, int]
+
+# Every step goes through the texts that stand in Redis, as it does in the scripts.
+_DRIVER = """
+local flat, limits, state = {}, nil, nil
+local function open(now) state = budget.open(flat, limits, now) end
+local function save()
+  local fields = budget.fields(state)
+  flat = {}
+  for i = 1, #fields, 2 do flat[fields[i]] = fields[i + 1] end
+end
+return {
+  terms = function(given) limits = given end,
+  lose = function() flat = {} end,
+  look = function(now) open(now); save(); return state end,
+  text = function(name) return flat[name] end,
+  wait = function(now, cost, rank) open(now); local us = budget.wait(state, cost, rank); save(); return us end,
+  acquire = function(now, cost, rank)
+    open(now)
+    local us = budget.wait(state, cost, rank)
+    if us <= 0 then budget.charge(state, cost) end
+    save()
+    return us, state.now
+  end,
+  charge = function(now, cost) open(now); budget.charge(state, cost); save() end,
+  uncharge = function(now, cost, at) open(now); budget.uncharge(state, cost, at); save() end,
+  pause = function(now, till) open(now); state.pause_until = math.max(state.pause_until, till); save() end,
+}
+"""
+
+
+def limits_of(**settings: Any) -> tuple[Limit, ...]:
+    """The limits of a deployment with these settings."""
+    return terms(Deployment(**settings)).limits
+
+
+class Arithmetic:
+    """A budget of these limits; `text` stands in place of lua/part_budget.lua."""
+
+    def __init__(self, limits: Sequence[Limit], *, text: str | None = None) -> None:
+        self._lua = lua51.LuaRuntime()
+        self._driver = self._lua.execute((text or part("budget")) + _DRIVER)
+        self.change(limits)
+
+    def change(self, limits: Sequence[Limit]) -> None:
+        """Other limits from now on, as after an operator's change."""
+        plain = msgspec.to_builtins(list(limits))
+        self._driver.terms(self._lua.table_from([self._lua.table_from(limit) for limit in plain]))
+
+    def lose(self) -> None:
+        """Forget everything, as after FLUSHALL."""
+        self._driver.lose()
+
+    def acquire(self, now: int, cost: Cost, rank: int = 0) -> float:
+        """Take `cost`; returns 0, or the wait in us and nothing was taken."""
+        wait_us, _ = self._driver.acquire(now, self._cost(cost), rank)
+        return float(wait_us)
+
+    def wait(self, now: int, cost: Cost, rank: int = 0) -> float:
+        return float(self._driver.wait(now, self._cost(cost), rank))
+
+    def charge(self, now: int, cost: Cost) -> None:
+        self._driver.charge(now, self._cost(cost))
+
+    def uncharge(self, now: int, cost: Cost, granted_at: int) -> None:
+        self._driver.uncharge(now, self._cost(cost), granted_at)
+
+    def pause(self, now: int, until: int) -> None:
+        self._driver.pause(now, until)
+
+    def level(self, now: int, index: int = 1) -> float:
+        return float(self._driver.look(now)["items"][index].level)
+
+    def used(self, now: int, index: int = 1) -> float:
+        return float(self._driver.look(now)["items"][index].used)
+
+    def stored(self, name: str) -> str:
+        """A field as it stands in Redis."""
+        return str(self._driver.text(name))
+
+    def _cost(self, cost: Cost) -> object:
+        return self._lua.table_from(cost)
+
+
+class Charge(NamedTuple):
+    """What was taken when."""
+
+    at: int
+    amount: int
+
+
+FLOORS = (Fraction(0), Fraction(1, 10), Fraction(3, 10))
+
+
+class Model:
+    """One limit, as a plain list of charges and an exact level: slow, and too simple to be wrong."""
+
+    def __init__(self, limit: Limit, at: int) -> None:
+        self.limit = limit
+        self.capacity, self.rate = Fraction(limit.capacity), Fraction(limit.rate)
+        self.charges: list[Charge] = []
+        self.start_cold(at)
+
+    def start_cold(self, at: int) -> None:
+        """All is forgotten but what providers have counted: `charges` stay for `worst`, not for `used`."""
+        self.born, self.at, self.level = at, at, Fraction(self.limit.cold)
+        self.known_from = len(self.charges)
+
+    def move(self, now: int) -> None:
+        """Time passes; backwards it doesn't."""
+        now = max(now, self.at)
+        self.level = min(self.capacity, self.level + (now - self.at) * self.rate)
+        self.at = now
+
+    def used(self) -> int:
+        """What some provider's window may still hold: a slot counts until its end is W + J ago."""
+        limit = self.limit
+        since = self.at - limit.window_us - limit.late_us
+        return sum(
+            charge.amount
+            for charge in self.charges[self.known_from :]
+            if (charge.at // limit.slot_us + 1) * limit.slot_us > since
+        )
+
+    def lack(self, amount: int, rank: int) -> Fraction:
+        """By how much the level falls short (negative: it doesn't)."""
+        kept = min(FLOORS[rank] * self.capacity, max(Fraction(0), self.capacity - amount))
+        return min(self.capacity, amount + kept) - self.level
+
+    def fits(self, amount: int, rank: int) -> bool:
+        kept = min(FLOORS[rank] * self.capacity, max(Fraction(0), self.capacity - amount))
+        opened = amount <= self.capacity or self.at >= self.born + self.limit.window_us + self.limit.late_us
+        return opened and self.lack(amount, rank) <= 0 and self.used() + amount + kept <= self.limit.limit
+
+    def take(self, amount: int) -> None:
+        self.charges.append(Charge(self.at, amount))
+        self.level -= amount
+
+    def give_back(self, index: int, amount: int) -> None:
+        """Undo part of a charge, where it was made."""
+        charge = self.charges[index]
+        self.charges[index] = Charge(charge.at, charge.amount - amount)
+        self.level = min(self.capacity, self.level + amount)
+
+    def alive(self, charge: Charge) -> bool:
+        """Whether the charge's slot is still counted."""
+        limit = self.limit
+        return (charge.at // limit.slot_us + 1) * limit.slot_us > self.at - limit.window_us - limit.late_us
+
+
+def worst(charges: Sequence[Charge], length_us: int) -> int:
+    """The most that any window (t - length, t] holds."""
+    ordered, first, inside, most = sorted(charges), 0, 0, 0
+    for charge in ordered:
+        inside += charge.amount
+        while ordered[first].at <= charge.at - length_us:
+            inside -= ordered[first].amount
+            first += 1
+        most = max(most, inside)
+    return most
+
+
+def near(limit: Limit, lack: Fraction) -> bool:
+    """Whether a level is so near to what is needed that rounding decides."""
+    return abs(lack) < max(1e-6, limit.limit * 1e-12)
+
+
+def whole_wait(wait_us: float) -> int:
+    """A wait as a timer takes it."""
+    assert wait_us == math.floor(wait_us), "waits are whole microseconds"
+    return int(wait_us)
