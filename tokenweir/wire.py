@@ -105,6 +105,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _TEXT_FIELDS = ("id", "status", "route", "model", "content", "code", "finish_reason")
+_NUMBER_FIELDS = ("attempt", "replay", "waited_ms", "ttft_ms", "total_ms")
 
 
 def result_fields(result: Result) -> dict[str, bytes | str]:
@@ -126,13 +127,55 @@ def result_from_fields(fields: dict[bytes, bytes]) -> Result:
     Raises:
         msgspec.ValidationError: a field is missing or isn't of its type.
     """
-    plain: dict[str, object] = {
-        name: fields[name.encode()].decode() for name in _TEXT_FIELDS if name.encode() in fields
-    }
-    for name in ("attempt", "replay", "waited_ms", "ttft_ms", "total_ms"):
-        if name.encode() in fields:
-            plain[name] = fields[name.encode()].decode()
+    try:
+        plain: dict[str, object] = {
+            name: fields[name.encode()].decode() for name in (*_TEXT_FIELDS, *_NUMBER_FIELDS) if name.encode() in fields
+        }
+        plain["usage"] = msgspec.json.decode(fields.get(b"usage", b"{}"))
+    except (UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise msgspec.ValidationError(str(error)) from error
     plain["body"] = msgspec.Raw(fields.get(b"body", b"{}"))
     plain["metadata"] = msgspec.Raw(fields.get(b"metadata", b"{}"))
-    plain["usage"] = msgspec.json.decode(fields.get(b"usage", b"{}"))
     return msgspec.convert(plain, Result, strict=False)
+
+
+def event_from_fields(fields: dict[bytes, bytes]) -> Event:
+    """The event that stands in an entry of an inbox or of `reply:<id>`.
+
+    Raises:
+        msgspec.ValidationError: a field is missing, isn't of its type, or the kind isn't known here.
+    """
+    try:
+        plain: dict[str, object] = {
+            name.decode(): value.decode() for name, value in fields.items() if name != b"result"
+        }
+        if b"result" in fields:
+            plain["result"] = msgspec.json.decode(fields[b"result"], type=Result)
+    except (UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise msgspec.ValidationError(str(error)) from error
+    return msgspec.convert(plain, Event, strict=False)
+
+
+def status_from_fields(
+    request_id: str, fields: dict[bytes, bytes], *, position: int = 0, eta_s: float = 0
+) -> Status | None:
+    """What the hash `status:<id>` says; None while no entry carries the id.
+
+    Raises:
+        msgspec.ValidationError: the hash isn't one of ours.
+    """
+    # Somebody who waits for an id that hasn't come yet leaves a hash with nothing but an inbox in it.
+    if b"entry" not in fields and b"result" not in fields:
+        return None
+    raw = fields.get(b"result")
+    plain: dict[str, object] = {"id": request_id, "position": position, "eta_s": eta_s}
+    try:
+        for name in ("state", "stage", "route", "attempt", "replay"):
+            if name.encode() in fields:
+                plain[name] = fields[name.encode()].decode()
+        if raw is not None:
+            plain["result"] = result = msgspec.json.decode(raw, type=Result)
+            plain.update(state="done", route=result.route, attempt=result.attempt, replay=result.replay)
+    except (UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise msgspec.ValidationError(str(error)) from error
+    return msgspec.convert(plain, Status, strict=False)
