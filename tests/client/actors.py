@@ -1,0 +1,146 @@
+"""A worker's part played by hand through the real scripts, and a network that fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from pipeline.config import Pool
+from pipeline.intake import read_entry
+from pipeline.message import Request, decode
+from pipeline.outcome import Done, Forward
+from pipeline.store import Entry, Gate, Streams
+from tokenweir import Client
+from tokenweir.connection import Connection
+from tokenweir.keys import INGEST_LANES
+from tokenweir.wire import Result
+
+
+class Worker:
+    """Does what stages do, one step at a time, when the test says so."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.pool = Pool()
+        self.connection = connection
+        self.keys = connection.keys
+        self.streams = Streams(
+            connection, consumer="w", deployments=["default"], window_s=60, status_ttl_s=60, responses_kept=10_000
+        )
+        self.gate = Gate(connection, consumer="w", deployments=self.pool.deployments, edge_queue=0, max_waiting=100_000)
+
+    async def take(self, *, count: int = 1000) -> list[Entry]:
+        """What stands in the ingest streams."""
+        await self.streams.make_groups(INGEST_LANES)
+        return await self.streams.read(self.connection, INGEST_LANES, count=count)
+
+    def request(self, entry: Entry) -> Request:
+        """The entry as the engine reads it."""
+        return read_entry(entry.fields, entry_id=entry.id, entered_ms=0, pool=self.pool, keys=self.keys)
+
+    async def answer(self, entry: Entry, content: str = "Tomorrow.", **more: Any) -> None:
+        """Write the terminal result of an ingest entry."""
+        fields = {"id": self.request(entry).id, "status": "ok", "content": content, **more}
+        assert await self.streams.finish(entry.lane, [(entry.id, Done(result=Result(**fields)))]) == [True]
+
+    async def answer_all(self) -> list[str]:
+        """Answer whatever has come in with its own id; returns the ids."""
+        entries = await self.take()
+        for entry in entries:
+            await self.answer(entry, self.request(entry).id)
+        return [self.request(entry).id for entry in entries]
+
+    async def defer(self) -> None:
+        """Let everything through to the gate, which has no slots to give: it waits in the backlog."""
+        await self.gate.seed()
+        for entry in await self.take():
+            request = self.request(entry)
+            lane = f"gate:{request.priority}"
+            await self.streams.make_groups([lane])
+            await self.streams.forward(
+                entry.lane, [(entry.id, Forward(request=request, to=lane, claims=True), request.reply_to)]
+            )
+            for moved in await self.streams.read(self.connection, [lane], count=1):
+                await self.gate.admit([(moved.id, decode(moved.fields[b"request"]))])
+
+
+class Network:
+    """A TCP way to a server that can be cut, or swallow what the server says."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._streams: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+        self._down = False
+        self._deaf = False
+        self._lose = 0
+        self.url = ""
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
+
+    async def aclose(self) -> None:
+        self.cut()
+        assert self._server
+        self._server.close()
+        await self._server.wait_closed()
+
+    def cut(self) -> None:
+        """Break every connection, and each new one at once."""
+        self._down = True
+        for writer in self._streams:
+            writer.close()
+
+    def mend(self) -> None:
+        """Let everything through from now on."""
+        self._down = self._deaf = False
+
+    def silence(self) -> None:
+        """Swallow whatever the server says, and keep the connections open."""
+        self._deaf = True
+
+    def lose_replies(self, count: int) -> None:
+        """Break a connection instead of passing the server's next words on, so many times."""
+        self._lose = count
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._streams.add(writer)
+        try:
+            if not self._down:
+                server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._port)
+                self._streams.add(server_writer)
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._pump(reader, server_writer, lambda: True))
+                    group.create_task(self._pump(server_reader, writer, self._heard))
+                self._streams.discard(server_writer)
+        finally:
+            self._streams.discard(writer)
+            writer.close()
+
+    def _heard(self) -> bool:
+        return not self._deaf
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, heard: Callable[[], bool]
+    ) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(65536):
+                if heard == self._heard and self._lose:
+                    self._lose -= 1
+                    break
+                if heard():
+                    writer.write(data)
+                    await writer.drain()
+        writer.close()
+
+
+Open = Callable[..., Client]
+
+
+def plain(result: Result) -> dict[str, Any]:
+    """A result as values that can be compared."""
+    return result.json() | {"body": msgspec.json.decode(result.body), "metadata": msgspec.json.decode(result.metadata)}
