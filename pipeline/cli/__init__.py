@@ -45,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _NOBODY_READS
+    except OSError as error:
+        return _fail(f"{error.filename or 'output'}: {error.strerror}", FAILED)
 
 
 def _dispatch(words: list[str]) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NamedTuple, cast
 
+from pipeline.cli import options
 from pipeline.cli.parser import Parser
 
 Parse = Callable[[Sequence[str]], argparse.Namespace]
@@ -18,12 +19,12 @@ class Command(NamedTuple):
     """One command.
 
     Attributes:
-        module: has `run(args) -> int`, and `add_arguments(parser)` where there are no `options`.
-        options: adds its options without importing its work.
+        work: `module:function`, called with the parsed arguments, returns the exit code.
+        options: adds its options without importing its work; None = the module's own `add_arguments`.
     """
 
     name: str
-    module: str
+    work: str
     summary: str
     examples: str
     options: Callable[[argparse.ArgumentParser], None] | None = None
@@ -32,7 +33,7 @@ class Command(NamedTuple):
 _ALL = (
     Command(
         "run",
-        "pipeline.cli.run",
+        "pipeline.cli.run:run",
         "work: all stages, until Ctrl-C",
         """
         tokenweir run
@@ -41,8 +42,93 @@ _ALL = (
         """,
     ),
     Command(
+        "submit",
+        "pipeline.cli.submit:run",
+        "queue one request, or a file of them",
+        """
+        tokenweir submit 'Where is my parcel?' --task intent --wait 30
+        tokenweir submit - --stream --class interactive < prompt.txt
+        tokenweir submit -f requests.jsonl --tenant acme
+        """,
+        options.add_submit,
+    ),
+    Command(
+        "results",
+        "pipeline.cli.results:run",
+        "follow the results, as JSON lines",
+        """
+        tokenweir results
+        tokenweir results -o out.jsonl --no-follow
+        tokenweir results --group billing --count 100
+        """,
+        options.add_results,
+    ),
+    Command(
+        "status",
+        "pipeline.cli.status:run",
+        "where a request is, or how the pool stands",
+        """
+        tokenweir status
+        tokenweir status 4f1c2ab09d --json
+        """,
+        options.add_status,
+    ),
+    Command(
+        "stuck",
+        "pipeline.cli.stuck:run_stuck",
+        "entries in hand whose owner gives no sign of life",
+        """
+        tokenweir stuck
+        tokenweir stuck --stage premium --min-idle 0
+        """,
+        options.add_stuck,
+    ),
+    Command(
+        "replay",
+        "pipeline.cli.stuck:run_replay",
+        "put stuck entries back to work",
+        """
+        tokenweir replay --all --dry-run
+        tokenweir replay --id 4f1c2ab09d
+        tokenweir replay --stage edge --min-idle 120
+        """,
+        options.add_replay,
+    ),
+    Command(
+        "dead",
+        "pipeline.cli.dead:run",
+        "list, show, replay or drop dead letters",
+        """
+        tokenweir dead list
+        tokenweir dead replay --all --dry-run
+        tokenweir dead drop 1753360000000-0
+        """,
+        options.add_dead,
+    ),
+    Command(
+        "limits",
+        "pipeline.cli.limits:run",
+        "what the gate counts with",
+        """
+        tokenweir limits show
+        tokenweir limits show --json --pool main
+        """,
+        options.add_limits,
+    ),
+    Command(
+        "check",
+        "pipeline.cli.check:run",
+        "configuration, Redis, provider, edge: every finding with its cure",
+        """
+        tokenweir check
+        tokenweir check --offline --workers 12
+        tokenweir check --show
+        """,
+        options.add_check,
+    ),
+    Command(
         "sandbox",
-        "pipeline.cli.sandbox",
+        "pipeline.cli.sandbox:run",
         "the simulated OpenAI and Ollama servers alone",
         """
         tokenweir sandbox --port 8000 --edge-port 11434
@@ -51,7 +137,7 @@ _ALL = (
     ),
     Command(
         "demo",
-        "pipeline.demo",
+        "pipeline.demo:run",
         "everything at once, simulated, with and without tokenweir",
         """
         tokenweir demo
@@ -69,9 +155,10 @@ def load(command: Command) -> tuple[Parse, Callable[[], Run]]:
         description=f"{command.summary[0].upper()}{command.summary[1:]}.",
         examples=_dedent(command.examples),
     )
-    add = command.options or import_module(command.module).add_arguments
+    module, _, function = command.work.partition(":")
+    add = command.options or import_module(module).add_arguments
     add(parser)
-    return parser.parse_args, lambda: cast("Run", import_module(command.module).run)
+    return parser.parse_args, lambda: cast("Run", getattr(import_module(module), function))
 
 
 def overview() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
             metrics = msgspec.structs.replace(metrics, port=args.metrics_port + index)
         config = msgspec.structs.replace(target.config, metrics=metrics)
         worker = Worker(config, target.pool_name, url=target.url, only=only)
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        # A second signal cancels: what is in hand stays pending for others, and nothing went wrong.
+        with suppress(asyncio.CancelledError), asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(worker.run())
         return 0
 

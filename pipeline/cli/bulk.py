@@ -1,0 +1,135 @@
+"""Submitting a file of requests: everything that can go in does, however long the queue is full."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from pipeline.cli.output import say
+from pipeline.cli.parser import UsageError
+from pipeline.cli.request_file import Defaults, Line, read_requests
+from tokenweir.client import Client
+from tokenweir.draft import Draft
+from tokenweir.errors import QueueFull
+
+_AT_ONCE = 200
+
+
+class Bulk:
+    """One file on its way in. `bad` counts lines that held no request, `queued` those that did."""
+
+    def __init__(self, client: Client, name: str, board: Board) -> None:
+        self._client = client
+        self._name = name
+        self._board = board
+        self.bad = 0
+        self.queued = 0
+
+    async def submit(self, lines: Iterable[bytes], defaults: Defaults) -> None:
+        """Queue every request of `lines`, in order; bad lines are named and left out.
+
+        Raises:
+            StoreUnavailable: Redis went away. Submitting the file again queues nothing twice.
+        """
+        batch: list[Draft] = []
+        for line in read_requests(lines, defaults):
+            if line.draft is None:
+                self._complain(line)
+                continue
+            batch.append(line.draft)
+            if len(batch) == _AT_ONCE:
+                await self._queue(batch)
+                batch = []
+        await self._queue(batch)
+
+    def _complain(self, line: Line) -> None:
+        self.bad += 1
+        self._board.note(f"{self._name} line {line.number}: {line.fault}")
+        self._board.advance(1)
+
+    async def _queue(self, batch: list[Draft]) -> None:
+        """Queue a batch. Drafts keep their ids, so that repeating it after a full queue is harmless."""
+        while batch:
+            try:
+                ids = await self._client.submit_many(batch)
+            except QueueFull as full:
+                self._board.wait(full.retry_after_s)
+                await asyncio.sleep(full.retry_after_s)
+                continue
+            self.queued += len(ids)
+            self._board.advance(len(ids))
+            if not sys.stdout.isatty():
+                for request_id in ids:
+                    say(request_id)
+            return
+
+
+class Board:
+    """What people see meanwhile, on stderr: a bar on a terminal, and lines that matter anywhere."""
+
+    def __init__(
+        self, note: Callable[[str], None], advance: Callable[[int], None], show: Callable[[str], None]
+    ) -> None:
+        self._note = note
+        self._advance = advance
+        self._show = show
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self._note(f"tokenweir: {text}")
+
+    def advance(self, lines: int) -> None:
+        """So many more lines are done."""
+        self._show("submitting")
+        self._advance(lines)
+
+    def wait(self, wait_s: float) -> None:
+        """The queue is full."""
+        self._show(f"queue full, again in {wait_s:.0f} s")
+
+
+@contextmanager
+def board(total: int | None) -> Iterator[Board]:
+    """A board for `total` lines, None = nobody knows; the bar goes when the block ends."""
+    if not sys.stderr.isatty():
+        yield Board(lambda text: _line(text), lambda _lines: None, lambda _text: None)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("submitting", total=total)
+        yield Board(
+            lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True),
+            lambda lines: progress.advance(bar, lines),
+            lambda text: progress.update(bar, description=text),
+        )
+
+
+@contextmanager
+def opened_lines(name: str) -> Iterator[tuple[BinaryIO, int | None]]:
+    """The lines of a file, `-` = stdin, and how many hold something, where that can be known beforehand.
+
+    Raises:
+        UsageError: it can't be read.
+    """
+    if name == "-":
+        yield sys.stdin.buffer, None
+        return
+    try:
+        with open(name, "rb") as file:
+            total = sum(1 for line in file if line.strip()) if file.seekable() else None
+            if total is not None:
+                file.seek(0)
+            yield file, total
+    except OSError as error:
+        raise UsageError(f"can't read {name}: {error.strerror}") from error
+
+
+def _line(text: str) -> None:
+    sys.stderr.write(f"{text}\n")

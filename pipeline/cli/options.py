@@ -1,0 +1,130 @@
+"""The options of every command, in one place and light to import: parsing a line loads no command's work."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pipeline.cli.parser import add_target
+from tokenweir.keys import CLASSES, GROUPS
+
+_STAGES = tuple(dict.fromkeys(GROUPS.values()))
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError
+    return value
+
+
+def _not_negative(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+# argparse names the type in its errors: "invalid number of seconds value: 'x'".
+_positive.__name__ = _not_negative.__name__ = "number of seconds"
+_count.__name__ = "count"
+
+
+def add_submit(parser: argparse.ArgumentParser) -> None:
+    """`submit`."""
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt; - reads it from stdin")
+    parser.add_argument("-f", "--file", metavar="FILE", help="a request a line, as JSON; - reads them from stdin")
+    parser.add_argument("--task", default="", help="what it is for, e.g. intent; decides simple or complex")
+    parser.add_argument("--tenant", default="", help="on whose behalf (default: default)")
+    parser.add_argument(
+        "--class",
+        dest="priority",
+        choices=CLASSES,
+        help="how urgent (default: interactive; with --file: batch)",
+    )
+    parser.add_argument("--complexity", choices=("simple", "complex"), help="overrides the classifier")
+    parser.add_argument("--max-wait", type=_positive, metavar="S", help="never started after so many seconds")
+    parser.add_argument("--id", default="", help="an id of your own: submitting it twice is harmless")
+    parser.add_argument("--wait", type=_positive, metavar="S", help="wait so long for the answer and print it")
+    parser.add_argument("--stream", action="store_true", help="print the answer as it comes")
+    parser.add_argument("--json", action="store_true", help="print the whole result, not only the answer's text")
+    add_target(parser)
+
+
+def add_results(parser: argparse.ArgumentParser) -> None:
+    """`results`."""
+    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="append there; goes on behind its last line")
+    parser.add_argument("--count", type=_count, metavar="N", help="end after N results")
+    parser.add_argument(
+        "--follow",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="wait for more at the end (default: --follow)",
+    )
+    parser.add_argument("--after", metavar="ENTRY", help="begin behind this entry; `new` = only what comes from now on")
+    parser.add_argument("--group", metavar="NAME", help="share the results among all who read as this group")
+    add_target(parser)
+
+
+def add_status(parser: argparse.ArgumentParser) -> None:
+    """`status`."""
+    parser.add_argument("id", nargs="?", metavar="ID", help="a request; without it, the pool")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    add_target(parser)
+
+
+def add_stuck(parser: argparse.ArgumentParser) -> None:
+    """`stuck`."""
+    parser.add_argument("--stage", choices=_STAGES, help="only entries of this stage")
+    parser.add_argument(
+        "--min-idle", type=_not_negative, metavar="S", help="without a sign of life for so long (default: the lease)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    add_target(parser)
+
+
+def add_replay(parser: argparse.ArgumentParser) -> None:
+    """`replay`."""
+    which = parser.add_argument_group("which; all that is given must hold")
+    which.add_argument("--id", action="append", metavar="ID", help="this request; may be repeated")
+    which.add_argument("--entry", action="append", metavar="ENTRY", help="this entry; may be repeated")
+    which.add_argument("--stage", choices=_STAGES, help="entries of this stage")
+    which.add_argument("--owner", metavar="NAME", help="entries that this consumer holds")
+    which.add_argument("--all", action="store_true", help="every entry that is idle for long enough")
+    parser.add_argument(
+        "--min-idle", type=_not_negative, metavar="S", help="without a sign of life for so long (default: the lease)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    add_target(parser)
+
+
+def add_dead(parser: argparse.ArgumentParser) -> None:
+    """`dead`."""
+    parser.add_argument("action", choices=("list", "show", "replay", "drop"), help="what to do")
+    parser.add_argument("letters", nargs="*", metavar="LETTER", help="entry ids of dead letters, as `dead list` shows")
+    parser.add_argument("--all", action="store_true", help="replay: every letter that can be")
+    parser.add_argument("--dry-run", action="store_true", help="replay, drop: say what would be done")
+    parser.add_argument("--json", action="store_true", help="list, show: one JSON object a line")
+    add_target(parser)
+
+
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    """`limits`."""
+    parser.add_argument("action", choices=("show",), help="what to do")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    add_target(parser)
+
+
+def add_check(parser: argparse.ArgumentParser) -> None:
+    """`check`."""
+    parser.add_argument("--show", action="store_true", help="print the resolved configuration, secrets masked")
+    parser.add_argument("--offline", action="store_true", help="leave the provider and the edge alone")
+    parser.add_argument("--workers", type=_count, metavar="N", help="judge slots for so many worker processes")
+    add_target(parser)

@@ -1,0 +1,127 @@
+"""What operators look at and put back to work: entries in hand, and the limits in force.
+
+Reading changes nothing. A replayed entry keeps its request id, its attempt and its deliveries.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from lua import Script, load
+from pipeline.limits import Terms
+from pipeline.store.answers import Answers
+from pipeline.store.letters import Letters
+from tokenweir.connection import Argument, Connection, connect
+from tokenweir.errors import StoreUnavailable
+from tokenweir.keys import GROUPS, Keys
+
+_PENDING, _RELEASE = load("entries_pending"), load("entries_release")
+_PAGE = 500
+# Who holds a replayed entry in name until a worker takes it over.
+OPERATOR = "operator"
+_REQUEST_ID = re.compile(rb'\{"id":("(?:[^"\\]|\\.)*")')
+
+
+class Pending(msgspec.Struct, frozen=True):
+    """An entry in hand. `request` is empty for notices and for entries that can't be read."""
+
+    stage: str
+    stream: str
+    entry: str
+    request: str
+    owner: str
+    idle_s: float
+    deliveries: int
+
+
+class LimitsView(msgspec.Struct, frozen=True):
+    """The limits as they stand in Redis, by deployment; version 0 = no worker has put any there yet."""
+
+    version: int
+    deployments: dict[str, Terms]
+
+
+class Views:
+    """One pool, as its operators see it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.answers = Answers(connection)
+        self.letters = Letters(connection)
+
+    async def pending(self, streams: Sequence[str], *, min_idle_s: float) -> list[Pending]:
+        """Entries in hand for at least `min_idle_s` since their owner's last sign of life, oldest first by stream."""
+        found: list[Pending] = []
+        for stream in streams:
+            start = "-"
+            while True:
+                args: list[Argument] = [GROUPS[stream], round(min_idle_s * 1000), start, _PAGE]
+                rows = await self._run_on(stream, _PENDING, args)
+                found += [_pending(stream, row) for row in rows]
+                if len(rows) < _PAGE:
+                    break
+                start = "(" + found[-1].entry
+        return found
+
+    async def release(self, entries: Sequence[Pending], *, idle_s: float) -> list[Pending]:
+        """Let the next worker that looks for abandoned entries take these; returns those that were let go.
+
+        An entry whose owner changed since it was seen stays where it is.
+
+        Args:
+            idle_s: how long they shall count as abandoned; beyond the lease.
+        """
+        released: list[Pending] = []
+        for stream, owner in dict.fromkeys((entry.stream, entry.owner) for entry in entries):
+            held = {entry.entry: entry for entry in entries if (entry.stream, entry.owner) == (stream, owner)}
+            # One delivery back: the one that the replay causes is not held against the entry.
+            args: list[Argument] = [GROUPS[stream], OPERATOR, round(idle_s * 1000), owner, 1, *held]
+            released += [held[entry.decode()] for entry in await self._run_on(stream, _RELEASE, args)]
+        return released
+
+    async def limits(self) -> LimitsView:
+        """The limits in force.
+
+        Raises:
+            StoreUnavailable: Redis didn't answer, or what stands there isn't ours.
+        """
+        flat: dict[bytes, bytes] = await self.connection.command("HGETALL", self.connection.keys.key("limits"))
+        try:
+            terms = {
+                name.decode(): msgspec.json.decode(text, type=Terms) for name, text in flat.items() if b"@" not in name
+            }
+            return LimitsView(int(flat.get(b"@version", 0)), terms)
+        except (ValueError, msgspec.DecodeError) as error:
+            key = self.connection.keys.key("limits")
+            raise StoreUnavailable(f"{key} holds something that isn't ours: {error}") from error
+
+    async def _run_on(self, stream: str, script: Script, args: Sequence[Argument]) -> Any:
+        return await self.connection.run(script, args, bind={"<source>": self.connection.keys.key(stream)})
+
+
+@asynccontextmanager
+async def opened(url: str, keys: Keys) -> AsyncIterator[Views]:
+    """Views on the pool of `keys` for the length of the block."""
+    connection = Connection(connect(url, max_connections=2), keys)
+    try:
+        yield Views(connection)
+    finally:
+        await connection.aclose()
+
+
+def _pending(stream: str, row: Sequence[bytes]) -> Pending:
+    entry, owner, idle_ms, deliveries, own_id, request = row
+    name = entry.decode()
+    if GROUPS[stream] == "classify":
+        request_id = own_id.decode(errors="replace") or name
+    else:
+        found = _REQUEST_ID.match(request)
+        request_id = msgspec.json.decode(found[1], type=str) if found else ""
+    return Pending(
+        GROUPS[stream], stream, name, request_id, owner.decode(errors="replace"), int(idle_ms) / 1000, int(deliveries)
+    )
