@@ -11,6 +11,7 @@
 -- include budget
 -- include entry
 -- include pool
+-- include limits
 -- include backlog
 
 -- A timer whose time is over by this is taken from its keeper.
@@ -134,13 +135,19 @@ local keep, look = '', next_look()
 if look == math.huge then
   redis.call('DEL', K['backlog:timer'])
 else
-  local timer = redis.call('HMGET', K['backlog:timer'], 'consumer', 'at')
+  local timer = redis.call('HMGET', K['backlog:timer'], 'consumer', 'at', 'entry')
   local at = tonumber(timer[2])
-  local elsewhere = timer[1] and timer[1] ~= consumer and at > now - GRACE_US and at <= look + 1000
-  if not elsewhere then
-    keep = ARGV[4] or ''
-    redis.call('HSET', K['backlog:timer'], 'consumer', consumer, 'at', string.format('%.0f', look))
+  -- A keeper is one only while it holds its notice: whoever takes that over becomes the keeper.
+  local elsewhere = timer[3] and timer[1] ~= consumer and at > now - GRACE_US and at <= look + 1000
+    and owned(K.deferred, 'deferred', timer[3], timer[1])
+  if not elsewhere and ARGV[4] then
+    keep = ARGV[4]
+    redis.call('HSET', K['backlog:timer'], 'consumer', consumer, 'at', string.format('%.0f', look), 'entry', keep)
     redis.call('EXPIRE', K['backlog:timer'], 3600)
+  elseif not elsewhere then
+    -- Our notice was lost, to somebody who may have found us to be the keeper: begin anew.
+    redis.call('DEL', K['backlog:timer'])
+    backlog.notice('timer')
   end
 end
 for i = 4, #ARGV do

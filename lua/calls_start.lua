@@ -10,6 +10,7 @@
 -- include budget
 -- include entry
 -- include pool
+-- include limits
 -- include backlog
 -- include row
 

@@ -11,6 +11,7 @@
 -- include budget
 -- include entry
 -- include pool
+-- include limits
 -- include backlog
 -- include row
 

@@ -1,14 +1,15 @@
 -- Fences and endings of an entry. A script calls `pending` first, then what can fail, `settled` last:
 -- so it is safe to repeat after a lost reply, and a late finisher changes nothing.
 
--- Whether the entry still waits in its group to be settled.
+-- Whether the entry still waits in its group to be settled. Where the group is gone nothing does: the error
+-- must not stop the whole batch, since only a reader with free hands makes the group again.
 local function pending(stream, group, entry)
-  return redis.call('XPENDING', stream, group, entry, entry, 1)[1] ~= nil
+  return redis.pcall('XPENDING', stream, group, entry, entry, 1)[1] ~= nil
 end
 
 -- Whether `consumer` still owns the entry.
 local function owned(stream, group, entry, consumer)
-  return redis.call('XPENDING', stream, group, entry, entry, 1, consumer)[1] ~= nil
+  return redis.pcall('XPENDING', stream, group, entry, entry, 1, consumer)[1] ~= nil
 end
 
 local function settled(stream, group, entry)

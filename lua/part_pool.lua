@@ -3,6 +3,7 @@
 
 -- A grant that nobody settles is forgotten after this; its charge stands all the same.
 local RESERVATION_US = 900 * 1000000
+local KEPT_S = 3600
 
 local deployments = {}
 do
@@ -79,6 +80,9 @@ local function grant(deployment, id, attempt, prompt, output)
   local member = id .. '#' .. attempt
   redis.call('ZADD', K.reservations, string.format('%.0f', now + RESERVATION_US), member)
   redis.call('HSET', K.grants, member, string.format('%s %.0f %d %d 0', number, now, prompt, output))
+  -- What a killed worker leaves is forgotten by later calls; where none come, by these.
+  redis.call('EXPIRE', K.grants, KEPT_S)
+  redis.call('EXPIRE', K.reservations, KEPT_S)
   return number
 end
 

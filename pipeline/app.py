@@ -97,10 +97,6 @@ class Worker:
             loop.add_signal_handler(number, on_signal)
 
     async def _work(self, store: Store, built: Sequence[Stage], loops: Sequence[StageLoop], port: int) -> None:
-        version = await store.outage.insist(store.gate.seed)
-        for deployment in self._pool.deployments:
-            for line in explain(deployment):
-                log.info("limit_resolved", pool=self._name, figures=line, version=version)
         log.info("worker_started", consumer=store.consumer, stages=[stage.name for stage in built], metrics_port=port)
         async with asyncio.TaskGroup() as group:
             services = [group.create_task(self._beat(store, built)), group.create_task(store.deltas.run())]
@@ -113,11 +109,16 @@ class Worker:
         log.info("worker_stopped", consumer=store.consumer)
 
     async def _beat(self, store: Store, built: Sequence[Stage]) -> None:
-        """Offer slots to the gate, and learn Redis's clock: when they change, and again long before they run out."""
+        """Put limits in place; then offer slots, and learn Redis's clock: on a change, and long before they run out."""
+        version = await store.outage.insist(store.gate.seed)
+        for deployment in self._pool.deployments:
+            for line in explain(deployment):
+                log.info("limit_resolved", pool=self._name, figures=line, version=version)
         ttl_ms = round(max(5.0, self._pool.lease_s / 2) * 1000)
-        offered, at = (-1, -1), 0.0
+        offered, at = (-2, -2), 0.0
         while True:
-            slots = (_slots(built, "premium"), _slots(built, "edge"))
+            # One that stops has no slots: what is granted for them would have to be given back.
+            slots = (-1, 0) if self._stop.is_set() else (_slots(built, "premium"), _slots(built, "edge"))
             if slots != offered or time.monotonic() - at >= ttl_ms / 4000:
                 try:
                     now_ms = await store.gate.beat(premium_slots=slots[0], edge_slots=slots[1], ttl_ms=ttl_ms)

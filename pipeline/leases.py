@@ -51,10 +51,12 @@ class Leases:
                     self._hands.lose(still)
                     on_lost(still)
 
-    async def reclaim_for_ever(self, on_taken: Callable[[Sequence[Entry]], None]) -> None:
-        """About every quarter lease, take over what has been left for a lease."""
-        while True:
+    async def reclaim_for_ever(self, on_taken: Callable[[Sequence[Entry]], None], stop: asyncio.Event) -> None:
+        """About every quarter lease, take over what has been left for a lease; nothing more once `stop` is set."""
+        while not stop.is_set():
             await asyncio.sleep(self._lease_s / 4 * random.uniform(0.75, 1.25))
+            if stop.is_set():
+                return
             for lane in self._lanes:
                 try:
                     on_taken(await self._reclaim(lane))

@@ -11,6 +11,7 @@ import itertools
 import random
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 import structlog
@@ -58,6 +59,7 @@ class StageLoop:
         self._suspects: list[Entry] = []  # lost by a worker before, each to be handled alone; filled by reclaim
         self._reader = store.reader()
         self._reader_id = 0
+        self._wanted = asyncio.Event()  # the reader is wanted elsewhere than in a blocked read
         self.last_read = time.monotonic()  # of the last read that Redis answered, empty or not
 
     @property
@@ -67,17 +69,18 @@ class StageLoop:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set; then finish what is in hand, and after `drain_s` hand back the rest."""
-        await self._store.outage.insist(self._join)
         async with asyncio.TaskGroup() as group:
             services = [
                 group.create_task(self._settler.run()),
                 group.create_task(self._leases.renew_for_ever(self._settler.forget)),
-                group.create_task(self._leases.reclaim_for_ever(lambda entries: self._retake(group, entries))),
-                group.create_task(self._unblock(stop)),
+                group.create_task(self._leases.reclaim_for_ever(lambda entries: self._retake(group, entries), stop)),
+                group.create_task(self._unblock()),
                 group.create_task(self._stage.run(stop)),
             ]
-            await self._read_until(group, stop)
-            await self._finish()
+            reading = group.create_task(self._read_until(group, stop))
+            await stop.wait()
+            self._wanted.set()
+            await self._finish(reading)
             for service in services:
                 service.cancel()
         try:
@@ -91,22 +94,26 @@ class StageLoop:
         self._metrics.groups_made(made)
         self._reader_id = int(await self._reader.command("CLIENT", "ID"))
 
-    async def _unblock(self, stop: asyncio.Event) -> None:
-        """At the stop, wake the blocked read from outside: cancelling it could lose what it just got."""
-        await stop.wait()
-        self._hands.wake()
-        try:
-            await self._store.control.command("CLIENT", "UNBLOCK", self._reader_id)
-        except StoreUnavailable as error:
-            log.debug("unblock_failed", reason=str(error))  # the read ends by itself within BLOCK_MS
+    async def _unblock(self) -> None:
+        """Wake the blocked read from outside whenever its task is wanted: cancelling it could lose what it just got."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            self._hands.wake()
+            try:
+                await self._store.control.command("CLIENT", "UNBLOCK", self._reader_id)
+            except StoreUnavailable as error:
+                log.debug("unblock_failed", reason=str(error))  # the read ends by itself within BLOCK_MS
 
     # Reading
 
     async def _read_until(self, group: asyncio.TaskGroup, stop: asyncio.Event) -> None:
         """Read whenever there are free slots. Outages are waited out; what they left unseen is taken up."""
+        await self._store.outage.insist(self._join)
         crowded = False
         for turn in itertools.count(1):
-            while self.full and not stop.is_set():
+            # Suspects may be what fills the hands: waiting for room would then be for ever.
+            while self.full and not self._suspects and not stop.is_set():
                 await self._hands.change()
             if self._suspects and not stop.is_set():
                 await self._handle_alone(group, stop)
@@ -148,11 +155,13 @@ class StageLoop:
         own = await self._store.streams.read(
             self._reader, self._stage.lanes, count=len(self._hands) + _MOST_READ, own=True
         )
-        return [entry for entry in own if entry.id not in self._hands][: self._hands.free]
+        # One without fields was deleted while pending: the reclaim acknowledges it away and counts it.
+        return [entry for entry in own if entry.fields and entry.id not in self._hands][: self._hands.free]
 
     async def _take(self, group: asyncio.TaskGroup, entries: Sequence[Entry]) -> None:
         """Put entries into the stage's hands; grants of calls are started first."""
-        deliveries = [self._delivery(entry) for entry in entries]
+        # A group that was made again delivers everything again, also what is being worked on.
+        deliveries = [self._delivery(entry) for entry in entries if entry.id not in self._hands]
         for delivery in deliveries:
             self._hands.take(delivery)
         if self._stage.calls:
@@ -227,13 +236,13 @@ class StageLoop:
             self._hands.take(delivery)
             if self._stage.calls:
                 self._send_back(delivery)
+            elif entry.deliveries < 2 or self._stage.name == "deferred":  # a notice can't be poison
+                self._hands.decided_by(entry.id, group.create_task(self._decide(delivery)))
             elif entry.deliveries > self._settings.max_deliveries:
                 self._settler.put(delivery, self._poisoned(delivery))
-            elif entry.deliveries >= 2 and self._stage.name != "deferred":
-                self._suspects.append(entry)
-                self._hands.wake()
             else:
-                self._hands.decided_by(entry.id, group.create_task(self._decide(delivery)))
+                self._suspects.append(entry)
+                self._wanted.set()
 
     def _send_back(self, delivery: Delivery) -> None:
         """The call may have been made: another attempt, through the gate, with a charge of its own."""
@@ -255,28 +264,34 @@ class StageLoop:
         return Dead(reason="deliveries", message=message, request_id=request_id)
 
     async def _handle_alone(self, group: asyncio.TaskGroup, stop: asyncio.Event) -> None:
-        """One suspect at a time with nothing beside it, so that the innocent don't die with a killer."""
-        suspects, self._suspects = self._suspects, []
-        for entry in suspects:
-            others = {suspect.id for suspect in suspects} | {suspect.id for suspect in self._suspects}
-            while len(self._hands) > sum(entry_id in self._hands for entry_id in others) and not stop.is_set():
+        """One suspect at a time with nothing beside it, so that the innocent don't die with a killer.
+
+        Its delivery is counted only now: those that wait behind a killer aren't charged for its deeds.
+        """
+        while self._suspects and not stop.is_set():
+            if len(self._hands) > len(self._waiting_suspects()):
                 await self._hands.change()
-            if entry.id not in self._hands or stop.is_set():
+                continue
+            entry = self._suspects.pop(0)
+            if entry.id not in self._hands:
+                continue
+            if not await self._store.outage.insist(partial(self._store.streams.count_delivery, entry)):
+                self._hands.end([entry.id])
                 continue
             self._hands.decided_by(entry.id, group.create_task(self._decide(self._delivery(entry))))
-            while entry.id in self._hands:
-                await self._hands.change()
 
     # Stopping
 
-    async def _finish(self) -> None:
+    async def _finish(self, reading: asyncio.Task[None]) -> None:
         """Let what is in hand finish for `drain_s`, still renewing leases; then cancel it."""
         try:
             async with asyncio.timeout(self._settings.drain_s):
+                await asyncio.wait([reading])  # ends by itself, unless Redis is away
                 while len(self._hands) > len(self._settler.waiting_notices) + len(self._waiting_suspects()):
                     await self._hands.change()
         except TimeoutError:
             log.warning("drain_ran_out", stage=self._stage.name, in_hand=len(self._hands))
+            reading.cancel()
             self._hands.cancel_all()
 
     def _waiting_suspects(self) -> list[Entry]:

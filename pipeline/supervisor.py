@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 import structlog
@@ -19,6 +20,7 @@ import structlog
 log = structlog.get_logger()
 
 _PR_SET_PDEATHSIG = 1
+_STOPS = (signal.SIGTERM, signal.SIGINT)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _STEADY_S = 0.2, 10.0, 60.0
 
 
@@ -30,7 +32,7 @@ def supervise(work: Callable[[int], int], workers: int) -> int:
     if workers == 1:
         return work(0)
     supervisor = _Supervisor(work)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _STOPS:
         signal.signal(number, supervisor.on_signal)
     for index in range(workers):
         supervisor.start(index)
@@ -47,23 +49,30 @@ class _Supervisor:
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._stopping = True
         for pid in self._started:
-            os.kill(pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):  # reaped a moment ago
+                os.kill(pid, signal.SIGTERM)
 
     def start(self, index: int) -> None:
         """Fork the worker `index`."""
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
+        # A signal between the fork and the note of it would be passed on to all workers but this one.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
         pid = os.fork()
         if pid:
             self._started[pid] = (index, time.monotonic())
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
             return
         code = 1
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the supervisor, which tells us
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
             _end_with(parent)
             code = self._work(index)
+        except Exception:  # nobody is left above to say why
+            log.exception("worker_failed")
         finally:
             sys.stderr.flush()
             os._exit(code)
@@ -82,11 +91,17 @@ class _Supervisor:
                 self.on_signal(signal.SIGTERM, None)  # the configuration is wrong: starting again won't mend it
                 return 2
             log.error("worker_ended", pid=pid, code=code, restart_in_s=self._pause_s)
-            time.sleep(self._pause_s)
+            self._pause()
             self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
             if not self._stopping:
                 self.start(index)
         return 0
+
+    def _pause(self) -> None:
+        """Wait before a start; a stop ends it (signals alone don't end a sleep)."""
+        until = time.monotonic() + self._pause_s
+        while not self._stopping and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, 0.05))
 
 
 def _end_with(parent: int) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from lua import load
+import structlog
+
+from lua import Script, load
 from pipeline.config import Deployment
 from pipeline.limits import seed
 from pipeline.message import Request
 from pipeline.store.rows import request_row
 from tokenweir.connection import Argument, Connection
+from tokenweir.errors import StoreUnavailable
+
+log = structlog.get_logger()
 
 _ADMIT, _DRAIN, _START = load("gate_admit"), load("backlog_drain"), load("calls_start")
 _SEED, _BEAT = load("limits_seed"), load("worker_beat")
@@ -66,13 +71,13 @@ class Gate:
         args: list[Argument] = [self._edge_queue, self._max_waiting]
         for entry_id, request in rows:
             args += request_row(entry_id, request, window_s=self._window_s)
-        reply = await self._connection.run(_ADMIT, args, rest=self._budgets)
+        reply = await self._grant(_ADMIT, args)
         return [Verdict(decision.decode(), name.decode(), int(position)) for decision, name, position in reply]
 
     async def drain(self, notices: Sequence[str], *, most: int) -> Drained:
         """Serve what fits of the backlog; `notices` are acknowledged but for the one that is kept."""
         args: list[Argument] = [self._consumer, self._edge_queue, most, *notices]
-        premium, edge, expired, wait_us, kept = await self._connection.run(_DRAIN, args, rest=self._budgets)
+        premium, edge, expired, wait_us, kept = await self._grant(_DRAIN, args)
         return Drained(int(premium), int(edge), int(expired), int(wait_us), kept.decode())
 
     async def start(self, rows: Sequence[tuple[str, Request]]) -> list[tuple[str, int]]:
@@ -80,8 +85,19 @@ class Gate:
         args: list[Argument] = [self._consumer]
         for entry_id, request in rows:
             args += request_row(entry_id, request, window_s=self._window_s)
-        reply = await self._connection.run(_START, args, rest=self._budgets)
+        reply = await self._grant(_START, args)
         return [(answer.decode(), int(now_ms)) for answer, now_ms in reply]
+
+    async def _grant(self, script: Script, args: Sequence[Argument]) -> Any:
+        """Run a script that grants. Redis may have been emptied: then limits are put in place first, as a script is."""
+        try:
+            return await self._connection.run(script, args, rest=self._budgets)
+        except StoreUnavailable as error:
+            if "NOLIMITS" not in str(error):
+                raise
+        log.warning("limits_put_in_place_again", effect="premium opens as after a cold start")
+        await self.seed()
+        return await self._connection.run(script, args, rest=self._budgets)
 
     async def beat(self, *, premium_slots: int, edge_slots: int, ttl_ms: int) -> int:
         """Give a sign of life and offer slots (-1 = leaving); returns Redis time in ms."""

@@ -130,7 +130,11 @@ class Streams:
         return [entry.decode() for entry in lost]
 
     async def reclaim(self, lane: str, *, lease_ms: int, cursor: str, count: int) -> Reclaimed:
-        """Take over entries whose owner gave no sign of life for a lease."""
+        """Take over entries whose owner gave no sign of life for a lease.
+
+        `deliveries` counts the one that is about to begin; Redis counts it for first deliveries only, see
+        `count_delivery`.
+        """
         args: list[Argument] = [GROUPS[lane], self.consumer, lease_ms, cursor, count]
         next_cursor, taken, lost = await self._connection.run(_RECLAIM, args, bind=self._source(lane))
         entries = [
@@ -138,6 +142,11 @@ class Streams:
             for id_, deliveries, flat in taken
         ]
         return Reclaimed(next_cursor.decode(), entries, len(lost))
+
+    async def count_delivery(self, entry: Entry) -> bool:
+        """Count the delivery of a reclaimed entry as it begins; False = it is no longer ours."""
+        args: list[Argument] = [GROUPS[entry.lane], self.consumer, 0, self.consumer, -1, entry.id]
+        return bool(await self._connection.run(_RELEASE, args, bind=self._source(entry.lane)))
 
     async def release(
         self, lane: str, entry_ids: Sequence[str], *, idle_ms: int, owner: str = "", to: str = "", back: int = 0
