@@ -6,7 +6,7 @@ What travels is in `draft` and `wire`; waiting for single requests is in `inbox`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -14,7 +14,7 @@ import msgspec
 
 from lua import load
 from tokenweir.connection import Argument, Call, Connection, connect, insist
-from tokenweir.draft import Content, Draft
+from tokenweir.draft import Content, Draft, as_draft
 from tokenweir.errors import ConfigError, QueueFull, RequestError, ResultTimeout
 from tokenweir.inbox import Inbox, Listener
 from tokenweir.keys import Keys, valid_id
@@ -97,7 +97,7 @@ class Client:
             QueueFull: more than `max_waiting` wait; nothing was queued.
             StoreUnavailable: Redis doesn't answer or refuses; whether it was queued is unknown.
         """
-        draft = _draft(
+        draft = as_draft(
             content,
             id=id,
             tenant=tenant,
@@ -121,7 +121,7 @@ class Client:
         Raises:
             RequestError, QueueFull, StoreUnavailable: as `submit`, for the first request that met it.
         """
-        drafts = [each if isinstance(each, Draft) else Draft(each) for each in requests]
+        drafts = [as_draft(each) for each in requests]
         calls = [self._call(draft) for draft in drafts]
         for first in range(0, len(calls), _SUBMITTED_AT_ONCE):
             await self._submit(calls[first : first + _SUBMITTED_AT_ONCE])
@@ -167,7 +167,9 @@ class Client:
             return status.result
         return Ticket(id=request_id, state=status.state, position=status.position, eta_s=status.eta_s)
 
-    async def stream(self, content: Content, *, timeout_s: float | None = 60.0, **more: Any) -> AsyncIterator[Event]:
+    async def stream(
+        self, content: Content, *, timeout_s: float | None = 60.0, **more: Any
+    ) -> AsyncGenerator[Event, None]:
         """Submit a request; pieces of its answer as they come (`delta`), at last its result (`done`).
 
         When a `delta` has a higher `attempt` than the one before, the answer starts over: drop what came until then.
@@ -182,7 +184,7 @@ class Client:
             ResultTimeout: nothing came for `timeout_s`; the request goes on, `result` can wait for it.
             RequestError, QueueFull, StoreUnavailable: as `submit` and `result`.
         """
-        draft = _draft(content, **{**more, "stream": True})
+        draft = as_draft(content, **{**more, "stream": True})
         call = self._call(draft, inbox=self._inbox.name, reply_to=self._inbox.key)
         with self._inbox.listen(draft.id, deltas=True) as listener:
             await self._submit([call])
@@ -204,7 +206,7 @@ class Client:
         consumer: str | None = None,
         start: str = "0",
         takeover_s: float = 300.0,
-    ) -> AsyncIterator[Result]:
+    ) -> AsyncGenerator[Result, None]:
         """Results of all requests of the pool, for ever, as they come.
 
         With a group, processes share them out: each result goes to one of them, and is acknowledged when the loop
@@ -278,12 +280,6 @@ class Client:
 
     async def _look(self, listener: Listener) -> None:
         await insist(lambda: self._inbox.look([listener.request_id], self._control))
-
-
-def _draft(content: Content, **more: Any) -> Draft:
-    if more.get("id") is None:
-        more.pop("id", None)
-    return Draft(content, **more)
 
 
 def _checked(request_id: str) -> str:

@@ -89,6 +89,13 @@ class Draft:
         return fields
 
 
+def as_draft(content: Content | Draft, **more: Any) -> Draft:
+    """A draft with the fields `more`, where an `id` of None means a new one; a draft stays as it is."""
+    if isinstance(content, Draft):
+        return content
+    return Draft(content, **{name: value for name, value in more.items() if name != "id" or value is not None})
+
+
 def _content(content: Content) -> tuple[str, bytes]:
     if isinstance(content, str):
         if not content:

@@ -13,7 +13,7 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -64,7 +64,7 @@ class _Patience:
         self._wait_s = min(self._wait_s * 2, _LONGEST_WAIT_S)
 
 
-async def tail(connection: Connection, *, start: str) -> AsyncIterator[Result]:
+async def tail(connection: Connection, *, start: str) -> AsyncGenerator[Result, None]:
     """Every result from `start` on (`0` = the oldest kept, `$` = what comes from now on, or an entry id).
 
     Raises:
@@ -110,7 +110,7 @@ class GroupReader:
         self._cursor = "0-0"
         self._claim_at = 0.0  # monotonic
 
-    async def results(self) -> AsyncIterator[Result]:
+    async def results(self) -> AsyncGenerator[Result, None]:
         """Results as they come, each acknowledged when the next one is asked for.
 
         Raises:
@@ -152,7 +152,7 @@ class GroupReader:
         if now >= self._claim_at:
             idle_ms = max(1, round(self._takeover_s * 1000))
             words = ("XAUTOCLAIM", self._stream, self._group, self._consumer, str(idle_ms), self._cursor)
-            reply = await self._connection.command(*words, "COUNT", _CLAIMED_AT_ONCE, "JUSTID")
+            reply = await self._connection.command(*words, "COUNT", _CLAIMED_AT_ONCE)
             self._cursor = reply[0].decode()
             self._own = self._own or bool(reply[1])
             if reply[1] == [] and self._cursor == "0-0":

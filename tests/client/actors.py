@@ -14,7 +14,8 @@ from pipeline.intake import read_entry
 from pipeline.message import Request, decode
 from pipeline.outcome import Done, Forward
 from pipeline.store import Entry, Gate, Streams
-from tokenweir import Client
+from tests.support import eventually
+from tokenweir import Client, TokenweirError
 from tokenweir.connection import Connection
 from tokenweir.keys import INGEST_LANES
 from tokenweir.wire import Result
@@ -39,7 +40,8 @@ class Worker:
 
     def request(self, entry: Entry) -> Request:
         """The entry as the engine reads it."""
-        return read_entry(entry.fields, entry_id=entry.id, entered_ms=0, pool=self.pool, keys=self.keys)
+        entered_ms = int(entry.id.partition("-")[0])
+        return read_entry(entry.fields, entry_id=entry.id, entered_ms=entered_ms, pool=self.pool, keys=self.keys)
 
     async def answer(self, entry: Entry, content: str = "Tomorrow.", **more: Any) -> None:
         """Write the terminal result of an ingest entry."""
@@ -144,3 +146,22 @@ Open = Callable[..., Client]
 def plain(result: Result) -> dict[str, Any]:
     """A result as values that can be compared."""
     return result.json() | {"body": msgspec.json.decode(result.body), "metadata": msgspec.json.decode(result.metadata)}
+
+
+async def waited_for(worker: Worker, request_id: str, *, by: int = 1) -> None:
+    """Return once so many inboxes wait for the request."""
+
+    async def waiting() -> bool:
+        inboxes = await worker.connection.command("HGET", worker.keys.status(request_id), "inbox")
+        return len((inboxes or b"").split()) == by
+
+    await eventually(waiting)
+
+
+async def failure(client: Client, request_id: str) -> TokenweirError | None:
+    """What waiting for the request raised, if anything."""
+    try:
+        await client.result(request_id)
+    except TokenweirError as error:
+        return error
+    return None
