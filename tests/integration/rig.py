@@ -1,0 +1,363 @@
+"""A whole deployment on one machine: a Redis of its own, a sandbox for the providers, real worker processes.
+
+Tests speak to it as users do: they add entries to a stream, read `responses`, send signals, and ask the
+provider's own ledger what reached it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from pipeline.sandbox.control import Book, CallPage
+from pipeline.sandbox.process import start_sandbox
+from pipeline.sandbox.ready import Ready
+from pipeline.sandbox.settings import SandboxSettings
+from tests.support import free_port, server_binary
+from tokenweir.keys import GROUPS, PERMANENT, Keys, valid_id
+from tokenweir.wire import Result, result_from_fields
+
+API_KEY = "sk-rig-0123456789abcdef"
+WINDOW_S, LEASE_S = 6.0, 2.0
+# A worker imports openai and ollama; on busy cores that takes a while.
+START_S = 40.0
+_LOOK_AGAIN_S = 0.01
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 5.0, *, why: str = "") -> None:
+    """Return once `condition()` is true; fail after `timeout_s`."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, why or f"not within {timeout_s:g} s"
+        time.sleep(_LOOK_AGAIN_S)
+
+
+class Store:
+    """A Redis server with its data on disk, so that it can be ended and started again."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        binary = server_binary(kind) or server_binary("redis")
+        assert binary, "no server on this machine"
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._words = [str(binary), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder)]
+        self._words += ["--save", "", "--appendonly", "yes", "--appendfsync", "always", "--logfile", "redis.log"]
+        self._words += ["--maxmemory-policy", "noeviction"]
+        self._process: subprocess.Popen[bytes] | None = None
+        self.client: Redis = Redis.from_url(self.url, retry=Retry(NoBackoff(), 0))
+
+    @property
+    def pid(self) -> int:
+        """The server's process."""
+        assert self._process
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it and wait until it has loaded its data."""
+        self._process = subprocess.Popen(self._words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_until(self._answers, 10, why="the server doesn't answer")
+
+    def stop(self) -> None:
+        """End it in order."""
+        if self._process:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.terminate()
+            self._process.wait(10)
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.client.ping())
+        except RedisError:
+            return False
+
+
+class Workers:
+    """One `tokenweir run` with its worker processes; its log is kept."""
+
+    def __init__(self, words: Sequence[str], log: Path, count: int) -> None:
+        self.log, self.count = log, count
+        # The shell's environment may name another Redis.
+        env = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
+        with log.open("wb") as out:
+            # A session of its own: signals to its group reach what a terminal's Ctrl-C would reach.
+            self._process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=env
+            )
+        self.pid = self._process.pid
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The log lines of one event so far."""
+        lines = (line for line in self.text.splitlines() if f'"{name}"' in line and line.startswith("{"))
+        found: list[dict[str, Any]] = [json.loads(line) for line in lines if line.endswith("}")]
+        return [line for line in found if line["event"] == name]
+
+    @property
+    def text(self) -> str:
+        """All that it wrote."""
+        return self.log.read_text(errors="replace")
+
+    @property
+    def started(self) -> list[dict[str, Any]]:
+        """One line per worker process that came up: `pid`, `metrics_port`."""
+        return [{**line, "pid": int(line["consumer"].split(":")[1])} for line in self.events("worker_started")]
+
+    def wait_ready(self) -> Workers:
+        """Return when all worker processes are up."""
+        ready = lambda: len(self.started) >= self.count or self._process.poll() is not None  # noqa: E731
+        wait_until(ready, START_S, why="the workers don't start")
+        assert self._process.poll() is None, self.text
+        return self
+
+    @property
+    def live(self) -> list[int]:
+        """The pids of worker processes that live now."""
+        return [line["pid"] for line in self.started if Path(f"/proc/{line['pid']}/stat").exists()]
+
+    def kill_one(self) -> int:
+        """kill -9 of a worker process; returns its pid."""
+        pid = self.live[0]
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def signal(self, number: int = signal.SIGTERM, *, group: bool = False) -> None:
+        """Send a signal to the process, or, as a terminal does, to all of its group."""
+        (os.killpg if group else os.kill)(self.pid, number)
+
+    def wait(self, timeout_s: float = 20.0) -> int:
+        """Its exit code, once it has ended."""
+        return self._process.wait(timeout_s)
+
+    def end(self) -> None:
+        """End it, whatever it takes."""
+        if self._process.poll() is None:
+            self.signal()
+            try:
+                self.wait(15)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.pid, signal.SIGKILL)
+                self.wait()
+                raise
+
+
+class Rig:
+    """All of it. Made by `open_rig`."""
+
+    def __init__(self, folder: Path, store: Store, sandbox: Ready, pool: str, settings: Mapping[str, Any]) -> None:
+        self.folder, self.store, self.sandbox, self.settings = folder, store, sandbox, settings
+        self.keys = Keys(pool)
+        self.config = folder / f"{pool}.toml"
+        self.config.write_text(_toml(store.url, sandbox, pool, settings))
+        self.redis = store.client
+        self.results: dict[str, list[Result]] = {}
+        self.runs: list[Workers] = []
+        self._cursor: bytes | str = "0-0"
+
+    # Workers
+
+    def run(self, workers: int = 1, *options: str, program: Sequence[str] = ("-m", "pipeline.cli", "run")) -> Workers:
+        """Start `tokenweir run` and wait until its workers are up."""
+        words = [sys.executable, *program, "--config", str(self.config)]
+        if workers > 1:
+            words += ["--workers", str(workers)]
+        log = self.folder / f"{self.keys.pool}{len(self.runs)}.log"
+        self.runs.append(Workers([*words, *options], log, workers))
+        return self.runs[-1].wait_ready()
+
+    def configure(self, pool: str, **settings: Any) -> Rig:
+        """The same servers with other settings of the pool, or with another pool; end its runs before the block."""
+        return Rig(self.folder, self.store, self.sandbox, pool, {**self.settings, **settings})
+
+    def end_runs(self) -> None:
+        """End every run that still lives."""
+        for run in self.runs:
+            run.end()
+
+    # Requests and results
+
+    def add(self, prompt: str, *, lane: str = "ingest", **fields: Any) -> str:
+        """XADD a request as any producer may; returns its id. `class_` stands for `class`."""
+        return self.add_raw({"prompt": prompt, **_named(fields)}, lane)
+
+    def add_raw(self, fields: Mapping[Any, Any], lane: str = "ingest") -> str:
+        """XADD any fields; returns the id of the request: its own where it can be one, else the entry's."""
+        entry = cast("bytes", self.redis.xadd(self.keys.key(lane), dict(fields))).decode()
+        own = str(fields.get("id", ""))
+        return own if valid_id(own) else entry
+
+    def add_many(self, count: int, **fields: Any) -> list[str]:
+        """Requests with ids of their own, every third of them simple."""
+        name = f"q{len(self.runs)}-{time.monotonic_ns() % 10**9}"
+        made = [f"{name}-{i}" for i in range(count)]
+        pipe = self.redis.pipeline(transaction=False)
+        for i, id_ in enumerate(made):
+            task = "intent" if i % 3 == 0 else "analysis"
+            more: dict[Any, Any] = {"id": id_, "prompt": f"[{id_}] and now?", "task": task, **_named(fields)}
+            pipe.xadd(self.keys.key("ingest"), more)
+        pipe.execute()
+        return made
+
+    def read(self, block_ms: int = 100) -> None:
+        """Take in new entries of `responses`; waits for the first."""
+        reply: Any = self.redis.xread({self.keys.key("responses"): self._cursor}, count=1000, block=block_ms)
+        for entry, fields in reply[0][1] if reply else []:
+            self._cursor = entry
+            result = result_from_fields(fields)
+            self.results.setdefault(result.id, []).append(result)
+
+    def wait_for(self, ids: Iterable[str], timeout_s: float = 20.0) -> list[Result]:
+        """The terminal results of `ids`, in their order, once all are there."""
+        wanted, deadline_s = list(ids), time.monotonic() + timeout_s
+        while missing := [id_ for id_ in wanted if id_ not in self.results]:
+            assert time.monotonic() < deadline_s, f"{len(missing)} of {len(wanted)} lost: {missing[:3]} {self.state()}"
+            self.read()
+        return [self.results[id_][0] for id_ in wanted]
+
+    def ask(self, prompt: str, timeout_s: float = 20.0, **fields: Any) -> Result:
+        """The result of one request."""
+        return self.wait_for([self.add(prompt, **fields)], timeout_s)[0]
+
+    def command(self, *words: Any) -> Any:
+        """The reply to any command; `key` names are full ones."""
+        return self.redis.execute_command(*words)  # type: ignore[no-untyped-call]
+
+    # What may be left
+
+    def state(self) -> dict[str, Any]:
+        """What stands where, for people who read a failure."""
+        kinds = {"stream": "xlen", "hash": "hlen", "zset": "zcard"}
+        found = {}
+        for key in self.redis.scan_iter(f"{self.keys.root}*", count=1000):
+            kind = cast("bytes", self.redis.type(key)).decode()
+            name = key.decode().removeprefix(self.keys.root)
+            if kind in kinds and not name.startswith("status:"):
+                found[name] = getattr(self.redis, kinds[kind])(key)
+        return found
+
+    def lengths(self) -> dict[str, int]:
+        """Work streams that aren't empty, and what waits in the backlog."""
+        found = {lane: self.redis.xlen(self.keys.key(lane)) for lane in GROUPS}
+        found["backlog"] = self.redis.hlen(self.keys.key("backlog:meta"))
+        return {name: length for name, length in found.items() if length}
+
+    def assert_clean(self, timeout_s: float = 10.0) -> None:
+        """One result an id, nothing stuck, and no key that would live for ever without being meant to."""
+        wait_until(lambda: not self.lengths(), timeout_s, why=f"stuck: {self.lengths()}")
+        self.read(1)
+        lives = Counter((result.id, result.replay) for many in self.results.values() for result in many)
+        assert [life for life, count in lives.items() if count > 1] == []
+        names = [key.decode().removeprefix(self.keys.root) for key in self.redis.scan_iter(f"{self.keys.root}*")]
+        stray = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in PERMANENT)]
+        assert [name for name in stray if self.redis.ttl(self.keys.key(name)) == -1] == []
+
+    def budget(self, deployment: str = "primary") -> dict[bytes, bytes]:
+        """The hash in which the gate keeps what was charged."""
+        return cast("dict[bytes, bytes]", self.redis.hgetall(self.keys.key(f"budget:{deployment}")))
+
+    # The provider's own books
+
+    def book(self) -> Book:
+        """Its ledger."""
+        return msgspec.json.decode(_get(f"{self.sandbox.control}/ledger"), type=Book)
+
+    def calls(self, marker: str = "", side: str = "premium") -> int:
+        """How many calls whose prompt holds `marker` reached it."""
+        page = msgspec.json.decode(_get(f"{self.sandbox.control}/calls"), type=CallPage)
+        return sum(call.side == side and marker in call.prompt for call in page.calls)
+
+    def order(self, **fault: Any) -> None:
+        """Have it fail: `kind`, `match`, `times`, `side`."""
+        data = json.dumps([fault]).encode()
+        urllib.request.urlopen(f"{self.sandbox.control}/faults", data=data, timeout=10).close()
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric over all live workers of all runs."""
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        total = 0.0
+        for worker in (worker for run in self.runs for worker in run.started if worker["pid"] in run.live):
+            for line in _get(f"http://127.0.0.1:{worker['metrics_port']}/metrics").decode().splitlines():
+                if line.startswith((name + "{", name + " ")) and all(label in line for label in wanted):
+                    total += float(line.rpartition(" ")[2])
+        return total
+
+
+def _named(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields as they are called on the stream: `class` is a word of Python's own."""
+    return {name.rstrip("_"): value for name, value in fields.items()}
+
+
+def _get(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=10) as reply:
+        return cast("bytes", reply.read())
+
+
+@contextmanager
+def open_rig(
+    *,
+    pool: str = "main",
+    rpm: int = 5000,
+    tpm: int = 5_000_000,
+    kind: str = "valkey",
+    sandbox: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Iterator[Rig]:
+    """A deployment without workers yet; everything in it ends with the block.
+
+    Args:
+        rpm, tpm: of the one deployment, per window of 6 s; the provider enforces them.
+        sandbox: more settings of the providers.
+        settings: of the pool; `edge` and `call` are tables of more settings for the edge and the deployment.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tw")))
+        store = Store(folder, kind)
+        stack.callback(store.client.close)
+        stack.callback(store.stop)
+        store.start()
+        limits = {"rpm": rpm, "tpm": tpm, "window_s": WINDOW_S}
+        chosen = {"time_scale": 10.0, "api_keys": (API_KEY,), **limits, **(sandbox or {})}
+        ready = stack.enter_context(start_sandbox(SandboxSettings(**chosen)))
+        rig = Rig(folder, store, ready, pool, {**settings, "call": {**limits, **settings.get("call", {})}})
+        stack.callback(rig.end_runs)
+        yield rig
+
+
+def _toml(url: str, sandbox: Ready, pool: str, settings: Mapping[str, Any]) -> str:
+    # Half a second to send: the tests share two cores with the servers that they start.
+    deployment = {"base_url": sandbox.premium, "api_key": API_KEY, "send_within_s": 0.5, **settings["call"]}
+    edge = {"base_url": sandbox.edge, **settings.get("edge", {})}
+    plain = {name: value for name, value in settings.items() if name not in ("edge", "call")}
+    lines = ["[redis]", f'url = "{url}"', f"[pools.{pool}]", *_lines({"lease_s": LEASE_S, "drain_s": 10.0, **plain})]
+    lines += ["caps = { interactive = 40, standard = 40, batch = 40 }"]
+    lines += [f"[[pools.{pool}.deployments]]", *_lines(deployment), f"[pools.{pool}.edge]", *_lines(edge), ""]
+    return "\n".join(lines)
+
+
+def _lines(values: Mapping[str, Any]) -> list[str]:
+    return [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+
+
+def raw_command(port: int, *words: str) -> bytes:
+    """The reply to one command, sent by nothing but a socket."""
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as wire:
+        parts = [word.encode() for word in words]
+        wire.sendall(b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts))
+        return wire.recv(65536)
