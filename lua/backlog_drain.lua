@@ -3,7 +3,7 @@
 --
 -- KEYS  limits slots reservations grants edge:alive premium edge deferred gate:interactive gate:standard gate:batch backlog:interactive backlog:standard backlog:batch backlog:simple backlog:due backlog:deadlines backlog:meta backlog:bodies tenants backlog:timer *
 -- ARGV  consumer, edge queue length, most to move; then the entry ids of the notices in hand
--- Reply {moved to premium, moved to edge, sent back as expired, wait_us until more may fit (-1: nothing waits,
+-- Reply {moved to premium, moved to edge, sent back to the gate for a refusal, wait_us until more may fit (-1: nothing waits,
 --       or another consumer keeps the timer), entry id of the notice that was kept for it ('' = none)}
 -- All notices are acknowledged here, but one where a timer is needed: it stays pending with its keeper, so
 -- that a keeper that dies is replaced by the reclaim.
@@ -21,44 +21,66 @@ local NO_SLOT_US = 1000000
 
 local consumer, edge_queue, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local free = free_slots(edge_queue)
-local moves, expired = {}, 0
+local moves, back = {}, 0
 
 -- Due retries become eligible; requests past their deadline go back to the gate, which answers them.
+-- Whole milliseconds, rounded down as the gate does: sent back too early, they would only return.
 local function sort_by_time()
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', K['backlog:due'], '-inf', string.format('%.0f', now), 'LIMIT', 0, 100)) do
     redis.call('ZREM', K['backlog:due'], id)
     local meta = backlog.meta(id)
     if meta then backlog.ready(id, meta) end
   end
-  local late = redis.call('ZRANGEBYSCORE', K['backlog:deadlines'], '-inf', string.format('%.0f', now / 1000), 'LIMIT', 0, 100)
+  local late = redis.call('ZRANGEBYSCORE', K['backlog:deadlines'], '-inf', string.format('%.0f', math.floor(now / 1000)), 'LIMIT', 0, 100)
   for _, id in ipairs(late) do
     local meta = backlog.meta(id)
-    if meta then moves[#moves + 1] = {id = id, meta = meta, kind = 'expired'} end
+    if meta then moves[#moves + 1] = {id = id, meta = meta, kind = 'back'} end
+  end
+end
+
+-- The first of an index. What a late finisher has answered meanwhile is dropped, and costs nothing.
+local function first_of(index)
+  while true do
+    local id = redis.call('ZRANGE', index, 0, 0)[1]
+    if not id then return nil end
+    local meta = backlog.meta(id)
+    if not meta then
+      redis.call('ZREM', index, id)
+    elseif terminal(id, meta.replay) then
+      backlog.take(id, meta)
+    else
+      return {id = id, meta = meta}
+    end
   end
 end
 
 -- The first of each class, best score first.
 local function heads()
   local found = {}
-  for rank = 0, 2 do
-    local first = redis.call('ZRANGE', backlog.index(rank), 0, 0)[1]
-    local meta = first and backlog.meta(first)
-    if meta then found[#found + 1] = {id = first, meta = meta} end
-  end
-  table.sort(found, function(a, b) return a.meta.score < b.meta.score end)
+  for rank = 0, 2 do found[#found + 1] = first_of(backlog.index(rank)) end
+  table.sort(found, function(a, b)
+    if a.meta.score ~= b.meta.score then return a.meta.score < b.meta.score end
+    return a.meta.rank < b.meta.rank
+  end)
   return found
 end
 
 -- Serve one head that fits; else nil and the wait until the first of them does. A head that doesn't fit
 -- keeps back the classes below it, so that small work of low rank can't starve it; one that has aged past
--- the heads of higher classes draws with their rights.
-local function serve_premium()
-  local found, shortest, lowest = heads(), math.huge, 2
+-- the heads of higher classes draws with their rights. One that no deployment allows any more (limits were
+-- lowered) would wait for ever: the gate refuses it.
+local function serve_premium(found)
+  local shortest, lowest = math.huge, 2
   for i, head in ipairs(found) do
+    local cost = budget.cost(head.meta.prompt, head.meta.output)
+    if not possible(cost) then
+      head.kind = 'back'
+      return head, 0
+    end
     local rank = head.meta.rank
     for later = i + 1, #found do rank = math.min(rank, found[later].meta.rank) end
     if head.meta.rank <= lowest then
-      local deployment, wait = choose(budget.cost(head.meta.prompt, head.meta.output), rank)
+      local deployment, wait = choose(cost, rank)
       if deployment then
         head.kind, head.deployment = 'premium', deployment
         return head, 0
@@ -70,26 +92,26 @@ local function serve_premium()
 end
 
 local function serve_edge()
-  local first = redis.call('ZRANGE', K['backlog:simple'], 0, 0)[1]
-  local meta = first and backlog.meta(first)
-  return meta and {id = first, meta = meta, kind = 'edge'} or nil
+  local first = first_of(K['backlog:simple'])
+  if first then first.kind = 'edge' end
+  return first
 end
 
 local wait = math.huge
 local function serve()
   while #moves < most do
-    local move
+    local move, found = nil, heads()
     if free.premium > 0 then
-      move, wait = serve_premium()
+      move, wait = serve_premium(found)
     else
-      wait = NO_SLOT_US
+      wait = #found > 0 and NO_SLOT_US or math.huge
     end
     if not move and free.edge_idle > 0 then move = serve_edge() end
     if not move then return end
     if move.kind == 'premium' then
       free.premium = free.premium - 1
       move.grant = grant(move.deployment, move.id, move.meta.attempt, move.meta.prompt, move.meta.output)
-    else
+    elseif move.kind == 'edge' then
       free.edge_idle = free.edge_idle - 1
     end
     move.body = backlog.take(move.id, move.meta)
@@ -115,7 +137,7 @@ for _, move in ipairs(moves) do
     redis.call('XADD', K.edge, '*', 'request', move.body)
     status_set(move.id, 'state', 'waiting', 'stage', 'edge', 'route', 'edge', 'deferred', '1')
   else
-    expired = expired + 1
+    back = back + 1
     redis.call('XADD', K['gate:' .. CLASSES[move.meta.rank]], '*', 'request', move.body)
     status_set(move.id, 'state', 'waiting', 'stage', 'gate')
   end
@@ -153,4 +175,4 @@ end
 for i = 4, #ARGV do
   if ARGV[i] ~= keep then settled(K.deferred, 'deferred', ARGV[i]) end
 end
-return {premium, edge, expired, keep ~= '' and math.max(0, math.ceil(look - now)) or -1, keep}
+return {premium, edge, back, keep ~= '' and math.max(0, math.ceil(look - now)) or -1, keep}

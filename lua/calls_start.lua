@@ -5,6 +5,8 @@
 -- ARGV  consumer; then a row a request (part_row.lua)
 -- Reply per row {answer, now_ms}: `started` (make the call now), `given_back` (its charge is undone, the
 --       request is back at its old place in the backlog), `gone` (no longer ours, or already answered)
+-- Asked again for a call that was started already (the reply was lost), the charge stands, as for any call that
+-- may have been made, and the request goes back.
 -- A call may only start within half of the limit's `late_us` after its grant: the other half is for the way to the provider.
 -- include clock
 -- include budget

@@ -6,10 +6,11 @@
 --       deliveries, reason, message, time (ms), a result (part_result.lua)
 -- Reply per entry 1 (buried) or 0 (no longer pending here)
 -- A dead letter's own fields are stream, entry, id, deliveries, reason, message, at_ms; the original ones follow
--- behind the prefix `field:`.
+-- behind the prefix `field:`; of an entry with thousands of them, more than Lua can pass on, as one JSON list.
 -- include entry
 -- include result
 
+local MOST_PARTS = 4000
 local group, kept, ttl_s, stream, dead_kept = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local replies, at = {}, 6
 while at <= #ARGV do
@@ -22,7 +23,9 @@ while at <= #ARGV do
       'reason', reason, 'message', message, 'at_ms', at_ms,
     }
     local found = redis.call('XRANGE', K.source, entry, entry)[1]
-    for i, value in ipairs(found and found[2] or {}) do
+    local parts = found and found[2] or {}
+    if #parts > MOST_PARTS then parts = {'json', cjson.encode(parts)} end
+    for i, value in ipairs(parts) do
       letter[#letter + 1] = i % 2 == 1 and 'field:' .. value or value
     end
     redis.call('XADD', K.dead, 'MAXLEN', '~', dead_kept, '*', unpack(letter))

@@ -37,7 +37,8 @@ local at = 4
 while at <= #ARGV do
   local row = {entry = ARGV[at], attempt = ARGV[at + 1], used = tonumber(ARGV[at + 2])}
   row.result, at = read_result(at + 3)
-  settle(row.result.id, row.attempt, row.used)
+  -- Grants are of premium calls. A stranger's broken entry that names a request in flight must not touch its grant.
+  if group == 'premium' then settle(row.result.id, row.attempt, row.used) end
   rows[#rows + 1] = row
 end
 if changed then save_budgets() end

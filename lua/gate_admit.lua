@@ -18,6 +18,7 @@
 local edge_queue, most_waiting = tonumber(ARGV[1]), tonumber(ARGV[2])
 local free, waiting = free_slots(edge_queue), backlog.count()
 local replies, moves, deferred = {}, {}, 0
+local seen = {} -- entries of this very batch: one that is named twice is served once
 local queueing = {} -- tenants that were deferred in this very batch, by rank
 
 local function queued_behind_own(row)
@@ -54,7 +55,7 @@ end
 for at = 3, #ARGV, ROW_WIDTH do
   local row = read_row(at)
   row.lane = K['gate:' .. CLASSES[row.rank]]
-  if not pending(row.lane, 'gate', row.entry) then
+  if seen[row.lane .. row.entry] or not pending(row.lane, 'gate', row.entry) then
     row.decision = 'gone'
   elseif terminal(row.id, row.replay) then
     row.decision = 'gone'
@@ -62,6 +63,7 @@ for at = 3, #ARGV, ROW_WIDTH do
   else
     row.decision = decide(row)
   end
+  seen[row.lane .. row.entry] = true
   moves[#moves + 1] = row
 end
 

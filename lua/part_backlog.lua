@@ -18,13 +18,15 @@ local function tenant_field(tenant, rank) return rank .. ' ' .. tenant end
 -- Make a waiting request eligible: into the index of its class, counted for its tenant.
 function backlog.ready(id, meta)
   local score = string.format('%.17g', meta.score)
-  redis.call('ZADD', backlog.index(meta.rank), score, id)
+  if redis.call('ZADD', backlog.index(meta.rank), score, id) == 0 then return end
   if meta.simple then redis.call('ZADD', K['backlog:simple'], score, id) end
   redis.call('HINCRBY', K.tenants, tenant_field(meta.tenant, meta.rank), 1)
 end
 
--- Put a request in; `due_us` > 0 keeps it back until then.
+-- Put a request in; `due_us` > 0 keeps it back until then. An id stands in it once: the last one put in.
 function backlog.put(id, meta, body, due_us)
+  local former = backlog.meta(id)
+  if former then backlog.take(id, former) end
   redis.call('HSET', K['backlog:meta'], id, string.format('%d %d %d %d %d %d %.17g %.0f %s', meta.rank, meta.simple and 1 or 0,
     meta.prompt, meta.output, meta.attempt, meta.replay, meta.score, meta.deadline_ms, meta.tenant))
   redis.call('HSET', K['backlog:bodies'], id, body)

@@ -76,10 +76,12 @@ end
 local function grant(deployment, id, attempt, prompt, output)
   budget.charge(deployment.state, budget.cost(prompt, output))
   deployment.state.granted = deployment.state.granted + 1
-  local number = string.format('%s:%.0f:%.0f', deployment.name, deployment.state.granted, now)
+  -- The budget's time, which is ahead of `now` when the clock stepped back: the slot that holds the charge.
+  local at = deployment.state.now
+  local number = string.format('%s:%.0f:%.0f', deployment.name, deployment.state.granted, at)
   local member = id .. '#' .. attempt
   redis.call('ZADD', K.reservations, string.format('%.0f', now + RESERVATION_US), member)
-  redis.call('HSET', K.grants, member, string.format('%s %.0f %d %d 0', number, now, prompt, output))
+  redis.call('HSET', K.grants, member, string.format('%s %.0f %d %d 0', number, at, prompt, output))
   -- What a killed worker leaves is forgotten by later calls; where none come, by these.
   redis.call('EXPIRE', K.grants, KEPT_S)
   redis.call('EXPIRE', K.reservations, KEPT_S)

@@ -1,0 +1,210 @@
+"""One pool on a real server, with a clock that the test sets, and every script as a call.
+
+`mend` may change a script's text before it runs: the planted faults come in by it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import msgspec
+
+from lua import Script, load
+from pipeline.config import Deployment
+from pipeline.limits import seed
+from pipeline.message import Request, decode
+from pipeline.store.rows import request_row, result_row
+from tokenweir.connection import Argument, Connection
+from tokenweir.keys import GROUPS
+from tokenweir.wire import Result
+
+START_US = 1_700_000_000_000_000
+SECOND_US = 1_000_000
+PRIMARY = Deployment(name="primary", rpm=100, tpm=10_000)
+# The clock is a key of the pool; a key that a script doesn't declare is an error in it.
+_CLOCK = (
+    "setmetatable(K, {__index = function(_, name) error('undeclared key ' .. tostring(name)) end}) "
+    "local now = tonumber(redis.call('GET', ROOT .. 'clock'))"
+)
+LANES = tuple(GROUPS)
+
+
+@cache
+def on_our_clock(name: str) -> Script:
+    """The script, on the clock that stands in the pool."""
+    return load(name, parts={"clock": _CLOCK})
+
+
+def altered(script: Script, text: str) -> Script:
+    """The script with another text."""
+    return script._replace(text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+class Held(NamedTuple):
+    """An entry that a consumer holds."""
+
+    lane: str
+    entry: str
+    request: Request
+    deployment: str = ""
+
+
+class Drained(NamedTuple):
+    """The reply of the drain."""
+
+    premium: int
+    edge: int
+    expired: int
+    wait_us: int
+    kept: str
+
+
+class Bench:
+    """A pool whose budgets are warm and full, and which offers `premium` and `edge` slots."""
+
+    def __init__(self, connection: Connection, deployments: Sequence[Deployment], mend: Callable[[Script], Script]):
+        self.connection = connection
+        self.keys = connection.keys
+        self.deployments = tuple(deployments)
+        self.now_us = START_US
+        self._mend = mend
+        self._budgets = [f"budget:{deployment.name}" for deployment in deployments]
+
+    async def open(self, *, premium: int = 50, edge: int = 0) -> None:
+        """Groups, limits, budgets born an hour ago, slots."""
+        for lane in LANES:
+            await self.redis("XGROUP", "CREATE", self.keys.key(lane), GROUPS[lane], "0", "MKSTREAM")
+        await self.seed(self.deployments)
+        await self.forward_to(START_US)
+        await self.drain()
+        await self.forward_to(START_US + 3600 * SECOND_US)
+        await self.beat(premium=premium, edge=edge)
+
+    async def seed(self, deployments: Sequence[Deployment]) -> None:
+        """Put limits in place."""
+        args: list[Argument] = []
+        for deployment in deployments:
+            args += seed(deployment)
+        await self.run("limits_seed", args)
+
+    async def redis(self, *words: Argument) -> Any:
+        return await self.connection.command(*words)
+
+    async def run(
+        self, name: str, args: Sequence[Argument], *, lane: str = "", rest: Sequence[str] | None = None, **bind: str
+    ) -> Any:
+        """Run a script; `lane` is its source."""
+        bound = {f"<{key}>": value for key, value in bind.items()}
+        if lane:
+            bound["<source>"] = self.keys.key(lane)
+        script = self._mend(on_our_clock(name))
+        names = self._budgets if rest is None and script.rest else rest or ()
+        return await self.connection.run(script, args, bind=bound, rest=names)
+
+    # Time and workers
+
+    async def forward_to(self, now_us: int) -> None:
+        self.now_us = now_us
+        await self.redis("SET", self.keys.key("clock"), now_us)
+
+    async def advance(self, seconds: float) -> None:
+        await self.forward_to(self.now_us + round(seconds * SECOND_US))
+
+    @property
+    def now_ms(self) -> int:
+        return self.now_us // 1000
+
+    async def beat(self, *, premium: int = 50, edge: int = 0, consumer: str = "w1") -> int:
+        return int(await self.run("worker_beat", [consumer, premium, edge, 10_000_000]))
+
+    # Work
+
+    def request(self, request_id: str, **fields: Any) -> Request:
+        """A request of 100 tokens that came in now."""
+        given: dict[str, Any] = {"prompt_tokens": 60, "output_tokens": 40, "entered_ms": self.now_ms}
+        return Request(id=request_id, body=msgspec.Raw(b"{}"), **(given | fields))
+
+    async def put(self, lane: str, *requests: Request, consumer: str = "w1") -> list[Held]:
+        """Write entries into a lane and have `consumer` read them."""
+        for request in requests:
+            await self.redis("XADD", self.keys.key(lane), "*", "request", msgspec.json.encode(request))
+        return await self.take(lane, consumer=consumer)
+
+    async def arrive(self, *requests: Request, consumer: str = "w1") -> list[Held]:
+        """Requests of one class as the gate gets them."""
+        return await self.put(f"gate:{requests[0].priority}", *requests, consumer=consumer)
+
+    async def take(self, lane: str, *, consumer: str = "w1", count: int = 1000) -> list[Held]:
+        """Read new entries of a lane as `consumer`."""
+        words = ("GROUP", GROUPS[lane], consumer, "COUNT", count, "STREAMS", self.keys.key(lane), ">")
+        reply = await self.redis("XREADGROUP", *words)
+        return [
+            Held(lane, entry.decode(), decode(fields[b"request"]), fields.get(b"deployment", b"").decode())
+            for _, found in reply or []
+            for entry, fields in found
+        ]
+
+    async def notices(self, *, consumer: str = "w1") -> list[str]:
+        """Read new notices for the drain as `consumer`."""
+        words = ("GROUP", "deferred", consumer, "COUNT", 1000, "STREAMS", self.keys.key("deferred"), ">")
+        return [entry.decode() for _, found in await self.redis("XREADGROUP", *words) or [] for entry, _ in found]
+
+    async def admit(self, held: Sequence[Held], *, edge_queue: int = 0, most: int = 1000) -> list[tuple[str, str, int]]:
+        """The gate's verdicts: decision, deployment, position."""
+        args: list[Argument] = [edge_queue, most]
+        for item in held:
+            args += request_row(item.entry, item.request, window_s=60)
+        reply = await self.run("gate_admit", args)
+        return [(decision.decode(), deployment.decode(), position) for decision, deployment, position in reply]
+
+    async def send(self, *requests: Request, edge_queue: int = 0, most: int = 1000) -> list[str]:
+        """Have new requests of one class decided; returns the decisions."""
+        verdicts = await self.admit(await self.arrive(*requests), edge_queue=edge_queue, most=most)
+        return [decision for decision, _, _ in verdicts]
+
+    async def drain(self, *notices: str, consumer: str = "w1", edge_queue: int = 0, most: int = 64) -> Drained:
+        reply = await self.run("backlog_drain", [consumer, edge_queue, most, *notices])
+        premium, edge, expired, wait_us, kept = reply
+        return Drained(int(premium), int(edge), int(expired), int(wait_us), kept.decode())
+
+    async def start(self, held: Sequence[Held], *, consumer: str = "w1") -> list[str]:
+        args: list[Argument] = [consumer]
+        for item in held:
+            args += request_row(item.entry, item.request, window_s=60)
+        return [answer.decode() for answer, _ in await self.run("calls_start", args)]
+
+    async def finish(self, *held: Held, used: int = -1, streamed: bool = False, **fields: Any) -> list[int]:
+        """Write terminal results of entries of one lane; 1 = it was the first."""
+        args: list[Argument] = [GROUPS[held[0].lane], 1000, 3600]
+        for item in held:
+            request = item.request
+            answer = {"id": request.id, "status": "ok", "attempt": request.attempt, "replay": request.replay}
+            result = msgspec.convert(answer | fields, Result)
+            args += (item.entry, result.attempt, used, *result_row(result, streamed=streamed))
+        return list(await self.run("entries_finish", args, lane=held[0].lane))
+
+    async def retry(self, held: Held, *, wait_s: float = 0, pause_s: float = 0) -> int:
+        """The attempt failed: into the backlog as the next one."""
+        again = msgspec.structs.replace(held.request, attempt=held.request.attempt + 1)
+        args: list[Argument] = [GROUPS[held.lane], held.deployment, round(wait_s * 1e6), round(pause_s * 1e6)]
+        args += request_row(held.entry, again, window_s=60)
+        return int(await self.run("entries_retry", args, lane=held.lane))
+
+    async def forward(self, held: Sequence[Held], to: str, *, claims: bool = False, inbox: str = "") -> list[str]:
+        args: list[Argument] = [GROUPS[held[0].lane]]
+        for item in held:
+            request = item.request
+            args += (item.entry, request.id, request.replay, int(claims), inbox, 1, msgspec.json.encode(request))
+        reply = await self.run("entries_forward", args, lane=held[0].lane, rest=[to])
+        return [answer.decode() for answer in reply]
+
+    async def bury(self, held: Held, *, deliveries: int = 3) -> list[int]:
+        """Make a dead letter of an entry."""
+        request = held.request
+        result = Result(id=request.id, status="error", code="dead_letter", replay=request.replay)
+        args: list[Argument] = [GROUPS[held.lane], 1000, 3600, held.lane, 1000]
+        args += (held.entry, deliveries, "deliveries", "died", self.now_ms, *result_row(result, streamed=False))
+        return list(await self.run("entries_bury", args, lane=held.lane))
