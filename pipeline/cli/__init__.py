@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UsageError, ConfigError) as error:
         return _fail(str(error), USAGE)
     except StoreUnavailable as error:
-        return _fail(f"{error}; is Redis up? --redis or REDIS_URL names another", UNREACHABLE)
+        reason = str(error).rstrip(".")
+        return _fail(f"{reason}; is Redis up? --redis or REDIS_URL names another", UNREACHABLE)
     except TokenweirError as error:
         return _fail(str(error), FAILED)
     except KeyboardInterrupt:

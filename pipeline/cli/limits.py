@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-import msgspec
-
 from pipeline.cli.output import remark, say, say_json, say_table
 from pipeline.cli.target import Target, resolve
 from pipeline.store.views import LimitsView, opened
@@ -21,7 +19,7 @@ async def _show(args: argparse.Namespace, target: Target) -> int:
     async with opened(target.url, target.keys) as views:
         limits = await views.limits()
     if args.json:
-        say_json(msgspec.to_builtins(limits))
+        say_json(limits)
     elif limits.deployments:
         _table(target.pool_name, limits)
     else:

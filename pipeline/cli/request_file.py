@@ -85,7 +85,9 @@ def _draft(text: bytes, number: int, defaults: Defaults) -> Draft:
         raise RequestError(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"not JSON: {error}") from error
-    if (fields.prompt is None) == (fields.body is None):
+    if fields.prompt is None and fields.body is None:
+        raise RequestError("`prompt` or `body` is missing; give one")
+    if fields.prompt is not None and fields.body is not None:
         raise RequestError("give `prompt`, or `body`, and not both")
     if fields.url != _CHAT:
         raise RequestError(f"only requests for {_CHAT} are taken, and not for {fields.url}")

@@ -33,14 +33,9 @@ async def _pool(args: argparse.Namespace, target: Target) -> int:
 
 def _show_pool(target: Target, seen: Overview) -> None:
     say(f"pool {target.pool_name} at {target.named}\n")
+    # Consumers of empty streams aren't counted in an overview.
     queues = [
-        (
-            queue.stream,
-            queue.waiting,
-            queue.pending,
-            queue.consumers,
-            seconds(queue.oldest_s) if queue.oldest_s else "-",
-        )
+        (queue.stream, queue.waiting, queue.pending, queue.consumers or "-", _age(queue.oldest_s))
         for queue in seen.queues
     ]
     names = ("stream", "waiting", "pending", "consumers", "oldest")
@@ -84,7 +79,7 @@ async def _request(args: argparse.Namespace, target: Target) -> int:
         remark(f"no request {args.id!r} in pool {target.pool_name}; results are kept for {_kept(target)} after the end")
         return 1
     if args.json:
-        say_json(msgspec.to_builtins(status))
+        say_json(status)
     else:
         _show_request(status)
     return 0
@@ -109,6 +104,10 @@ def _summary(result: Result) -> str:
         f"{result.status} from {result.model}, {tokens}: waited {result.waited_ms:,.0f} ms, "
         f"first token after {result.ttft_ms:,.0f} ms, whole answer after {result.total_ms:,.0f} ms"
     )
+
+
+def _age(oldest_s: float) -> str:
+    return seconds(oldest_s) if oldest_s else "-"
 
 
 def _kept(target: Target) -> str:

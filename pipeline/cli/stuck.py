@@ -6,8 +6,6 @@ import argparse
 import asyncio
 from collections.abc import Sequence
 
-import msgspec
-
 from pipeline.cli.output import remark, say, say_json, say_table, seconds
 from pipeline.cli.parser import UsageError
 from pipeline.cli.target import Target, resolve
@@ -43,7 +41,7 @@ async def _stuck(args: argparse.Namespace, target: Target) -> int:
         held = len(found) if found else await _in_hand(views, args.stage)
     if args.json:
         for entry in found:
-            say_json(msgspec.to_builtins(entry))
+            say_json(entry)
     elif found:
         _show(found)
     else:

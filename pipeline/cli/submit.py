@@ -117,8 +117,8 @@ async def _submit_file(args: argparse.Namespace, target: Target) -> int:
             with board(total) as shown:
                 bulk = Bulk(client, "stdin" if args.file == "-" else args.file, shown)
                 await bulk.submit(lines, defaults)
-    bad = f"; {bulk.bad:,} bad lines left out" if bulk.bad else ""
-    remark(f"{bulk.queued:,} requests submitted{bad}; submitting them again queues none twice")
+    bad = f"; bad lines left out: {bulk.bad:,}" if bulk.bad else ""
+    remark(f"requests submitted: {bulk.queued:,}{bad}; submitting them again queues none twice")
     return 1 if bulk.bad else 0
 
 
