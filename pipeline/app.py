@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -37,12 +37,21 @@ class Worker:
     Args:
         url: where Redis is, already resolved (`redis://`, `rediss://`, `unix://`).
         only: names of the stages to run.
+        build: makes the stages; another function may add stages of its own.
 
     Raises:
         ConfigError: no such pool or stage, or a key that isn't set.
     """
 
-    def __init__(self, config: Config, pool_name: str | None, *, url: str, only: Sequence[str] = stages.FLOW) -> None:
+    def __init__(
+        self,
+        config: Config,
+        pool_name: str | None,
+        *,
+        url: str,
+        only: Sequence[str] = stages.FLOW,
+        build: Callable[..., list[Stage]] = stages.build,
+    ) -> None:
         unknown = set(only) - set(stages.FLOW)
         if unknown:
             raise ConfigError(f"no stage {', '.join(sorted(unknown))}; there are: {', '.join(stages.FLOW)}")
@@ -51,6 +60,7 @@ class Worker:
         self._keys = Keys(self._name, prefix=config.redis.prefix)
         self._url = url
         self._only = frozenset(only)
+        self._build = build
         deployments = self._pool.deployments
         wanted = deployments if "premium" in self._only else ()
         self._api_keys = {deployment.name: secret(deployment.api_key) for deployment in wanted}
@@ -64,7 +74,7 @@ class Worker:
     async def run(self) -> None:
         """Work until a signal or `stop`. A second signal ends at once; what is in hand stays pending for others."""
         store = Store(self._url, self._keys, self._pool)
-        built = stages.build(self._pool, self._keys, api_keys=self._api_keys, only=self._only)
+        built = self._build(self._pool, self._keys, api_keys=self._api_keys, only=self._only)
         settings = LoopSettings(
             lease_s=self._pool.lease_s,
             drain_s=self._pool.drain_s,

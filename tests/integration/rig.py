@@ -132,11 +132,9 @@ class Workers:
         """The pids of worker processes that live now."""
         return [line["pid"] for line in self.started if Path(f"/proc/{line['pid']}/stat").exists()]
 
-    def kill_one(self) -> int:
-        """kill -9 of a worker process; returns its pid."""
-        pid = self.live[0]
-        os.kill(pid, signal.SIGKILL)
-        return pid
+    def kill(self, pid: int | None = None) -> None:
+        """kill -9 of a worker process, the oldest one by default."""
+        os.kill(pid or self.live[0], signal.SIGKILL)
 
     def signal(self, number: int = signal.SIGTERM, *, group: bool = False) -> None:
         """Send a signal to the process, or, as a terminal does, to all of its group."""
@@ -231,6 +229,18 @@ class Rig:
             self.read()
         return [self.results[id_][0] for id_ in wanted]
 
+    def forget(self) -> None:
+        """`responses` was emptied: read it from its start, and expect nothing of before."""
+        self.results.clear()
+        self._cursor = "0-0"
+
+    def wait_for_count(self, count: int, timeout_s: float = 20.0) -> None:
+        """Return once that many requests have their results."""
+        deadline_s = time.monotonic() + timeout_s
+        while len(self.results) < count:
+            assert time.monotonic() < deadline_s, f"{len(self.results)} of {count} results: {self.state()}"
+            self.read()
+
     def ask(self, prompt: str, timeout_s: float = 20.0, **fields: Any) -> Result:
         """The result of one request."""
         return self.wait_for([self.add(prompt, **fields)], timeout_s)[0]
@@ -238,6 +248,11 @@ class Rig:
     def command(self, *words: Any) -> Any:
         """The reply to any command; `key` names are full ones."""
         return self.redis.execute_command(*words)  # type: ignore[no-untyped-call]
+
+    def owners(self, stage: str) -> list[int]:
+        """Pids of the workers that hold entries of a stream, the oldest entry's first."""
+        found: Any = self.redis.xpending_range(self.keys.key(stage), GROUPS[stage], "-", "+", 100)
+        return [int(about["consumer"].split(b":")[1]) for about in found]
 
     # What may be left
 

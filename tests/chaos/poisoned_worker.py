@@ -1,0 +1,55 @@
+"""`tokenweir run` with a classify stage that ends its process, as a crash in native code would, at a marked prompt."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from typing import Any
+
+import stages
+from pipeline import logs
+from pipeline.app import Worker
+from pipeline.cli.run import add_arguments
+from pipeline.cli.target import resolve
+from pipeline.outcome import Outcome
+from pipeline.stage import Delivery, Stage
+from pipeline.supervisor import supervise
+from stages.classify import Classify
+
+MARK = b"[poison]"
+
+
+class Poisoned(Classify):
+    """Dies of `MARK` before any except-block can see it."""
+
+    async def handle(self, delivery: Delivery) -> Outcome:
+        """As its parent, or not at all."""
+        if MARK in delivery.fields.get(b"prompt", b""):
+            os._exit(137)
+        return await super().handle(delivery)
+
+
+def build(pool: Any, keys: Any, **more: Any) -> list[Stage]:
+    """The usual stages, one of them poisoned."""
+    built = stages.build(pool, keys, **more)
+    return [Poisoned(pool, keys) if isinstance(stage, Classify) else stage for stage in built]
+
+
+def main() -> int:
+    """Run workers until told to stop."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    args = parser.parse_args()
+    logs.setup()
+    target = resolve(args)
+
+    def work(_index: int) -> int:
+        asyncio.run(Worker(target.config, target.pool_name, url=target.url, build=build).run())
+        return 0
+
+    return supervise(work, args.workers)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
