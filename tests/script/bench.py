@@ -165,6 +165,12 @@ class Bench:
         verdicts = await self.admit(await self.arrive(*requests), edge_queue=edge_queue, most=most)
         return [decision for decision, _, _ in verdicts]
 
+    async def fill(self, prompt_tokens: int = 960) -> None:
+        """Use up the burst, so that everything after it waits: by default, nothing is left of 1,000 tokens."""
+        await self.send(self.request("fill", prompt_tokens=prompt_tokens, tenant="filler"))
+        await self.finish(*await self.take("premium"))
+        await self.drain(*await self.notices())
+
     async def drain(self, *notices: str, consumer: str = "w1", edge_queue: int = 0, most: int = 64) -> Drained:
         reply = await self.run("backlog_drain", [consumer, edge_queue, most, *notices])
         premium, edge, expired, wait_us, kept = reply

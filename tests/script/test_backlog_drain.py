@@ -17,13 +17,6 @@ pytestmark = pytest.mark.anyio
 SIMPLE: dict[str, Any] = {"simple": True, "edge": True}
 
 
-async def fill(bench: Bench, prompt_tokens: int = 960) -> None:
-    """Use up the burst, so that everything after it waits: of 1,000 tokens nothing is left."""
-    await bench.send(bench.request("fill", prompt_tokens=prompt_tokens, tenant="filler"))
-    await bench.finish(*await bench.take("premium"))
-    await bench.drain(*await bench.notices())
-
-
 async def order(bench: Bench) -> list[str]:
     """The ids that the drain serves, in their order, while time passes."""
     served: list[str] = []
@@ -38,7 +31,7 @@ async def order(bench: Bench) -> list[str]:
 
 async def test_higher_classes_go_first_and_then_the_older(bench: Bench) -> None:
     """Waiting work goes by class, and within a class in the order in which it came."""
-    await fill(bench)
+    await bench.fill()
     for name, priority in (("b1", "batch"), ("i1", "interactive"), ("s1", "standard"), ("i2", "interactive")):
         await bench.advance(0.01)
         await bench.send(bench.request(name, priority=priority, tenant=name))
@@ -48,7 +41,7 @@ async def test_higher_classes_go_first_and_then_the_older(bench: Bench) -> None:
 
 async def test_old_work_of_a_low_class_goes_before_new_work_of_a_high_one(bench: Bench) -> None:
     """Nothing starves: a batch request that has waited ten windows longer goes before a fresh interactive one."""
-    await fill(bench)
+    await bench.fill()
     old, young = bench.now_ms - 601_000, bench.now_ms - 599_000
     await bench.send(bench.request("old", priority="batch", entered_ms=old, tenant="a"))
     await bench.send(bench.request("young", priority="batch", entered_ms=young, tenant="b"))
@@ -59,7 +52,7 @@ async def test_old_work_of_a_low_class_goes_before_new_work_of_a_high_one(bench:
 
 async def test_lower_classes_wait_for_their_share(bench: Bench) -> None:
     """In the drain, too, batch leaves 30 % of the burst to others; interactive takes it at once."""
-    await fill(bench)
+    await bench.fill()
     await bench.send(bench.request("b", priority="batch", tenant="b", prompt_tokens=60))
     wait_us = (await bench.drain(*await bench.notices())).wait_us
 
@@ -71,7 +64,7 @@ async def test_lower_classes_wait_for_their_share(bench: Bench) -> None:
 
 async def test_a_head_that_doesnt_fit_keeps_back_lower_classes(bench: Bench) -> None:
     """Small batch work can't eat up the budget that a large interactive request is waiting for."""
-    await fill(bench)
+    await bench.fill()
     await bench.send(bench.request("large", prompt_tokens=460, tenant="a"))
     await bench.send(bench.request("small", priority="batch", prompt_tokens=1, output_tokens=0, tenant="b"))
     await bench.advance(2.5)  # some 400 tokens: the small one would fit, floor and all
@@ -82,7 +75,7 @@ async def test_a_head_that_doesnt_fit_keeps_back_lower_classes(bench: Bench) -> 
 
 async def test_the_returned_wait_is_exact(bench: Bench) -> None:
     """A timer set to the returned wait serves the next request; a shorter one finds nothing, and no one polls."""
-    await fill(bench)
+    await bench.fill()
     await bench.send(bench.request("a"))
     (notice,) = await bench.notices()
     first = await bench.drain(notice)
@@ -96,7 +89,7 @@ async def test_the_returned_wait_is_exact(bench: Bench) -> None:
 
 async def test_a_repeat_after_a_lost_reply_serves_nothing_twice(bench: Bench) -> None:
     """When the drain's reply is lost and it is asked again, nobody is charged or handed over twice."""
-    await fill(bench)
+    await bench.fill()
     await bench.send(*(bench.request(name, tenant=name) for name in ("a", "b", "c")))
     notices = await bench.notices()
     await bench.advance(2)
@@ -112,7 +105,7 @@ async def test_a_repeat_after_a_lost_reply_serves_nothing_twice(bench: Bench) ->
 async def test_simple_work_goes_to_an_idle_edge(opened: Open) -> None:
     """While premium is closed, a free edge takes simple requests out of the backlog, the oldest first."""
     bench = await opened(edge=0)
-    await fill(bench)
+    await bench.fill()
     for name, more in (("c", {}), ("s1", SIMPLE), ("s2", SIMPLE)):
         await bench.advance(0.001)
         await bench.send(bench.request(name, tenant=name, **more))
@@ -144,7 +137,7 @@ async def test_a_retry_waits_for_its_due_time(bench: Bench) -> None:
 
 async def test_what_is_past_its_deadline_goes_back_for_its_answer(bench: Bench) -> None:
     """A request whose deadline passes in the backlog is answered soon after, not forgotten and not paid for."""
-    await fill(bench)
+    await bench.fill()
     await bench.send(bench.request("late", deadline_ms=bench.now_ms + 1000, prompt_tokens=900))
     (notice,) = await bench.notices()
     wait_us = (await bench.drain(notice)).wait_us
@@ -161,7 +154,7 @@ async def test_what_is_past_its_deadline_goes_back_for_its_answer(bench: Bench) 
 async def test_a_deadline_is_not_called_past_before_the_gate_agrees(bench: Bench) -> None:
     """Half a millisecond before the deadline the request still waits; it doesn't run in circles."""
     await bench.forward_to(bench.now_us + 600)
-    await fill(bench)
+    await bench.fill()
     await bench.send(bench.request("a", prompt_tokens=900, deadline_ms=bench.now_ms + 1))
 
     assert (await bench.drain()).expired == 0
@@ -169,7 +162,7 @@ async def test_a_deadline_is_not_called_past_before_the_gate_agrees(bench: Bench
 
 async def test_only_so_many_are_moved_at_once(bench: Bench) -> None:
     """A long backlog is served in portions, each asking for the next one at once."""
-    await fill(bench)
+    await bench.fill()
     await bench.send(*(bench.request(f"r{i}", tenant=f"t{i}", prompt_tokens=1, output_tokens=1) for i in range(9)))
     notices = await bench.notices()
     await bench.advance(30)
@@ -204,82 +197,10 @@ async def test_with_nothing_waiting_nobody_looks_again(opened: Open, premium: in
     assert await views.exists(bench, "backlog:timer") == []
 
 
-async def test_all_notices_but_the_kept_one_are_acknowledged(bench: Bench) -> None:
-    """One notice stays with whoever keeps the timer, so that its death is noticed; the others are done."""
-    await fill(bench)
-    for index in range(4):
-        await bench.send(bench.request(f"r{index}", tenant=f"t{index}", prompt_tokens=500))
-    notices = await bench.notices()
-
-    drained = await bench.drain(*notices)
-
-    assert drained.kept == notices[0]
-    assert await views.pending(bench, "deferred") == 1
-    assert await views.lengths(bench) == {"deferred": 1}
-
-
-async def test_one_consumer_keeps_the_timer(bench: Bench) -> None:
-    """Of several workers that look at the backlog one waits for it, and the others go back to work."""
-    await fill(bench)
-    await bench.send(bench.request("a", prompt_tokens=500))
-    (mine,) = await bench.notices(consumer="w1")
-    assert (await bench.drain(mine, consumer="w1")).kept == mine
-    await bench.send(bench.request("b", prompt_tokens=500))
-    (other,) = await bench.notices(consumer="w2")
-
-    drained = await bench.drain(other, consumer="w2")
-
-    assert (drained.wait_us, drained.kept) == (-1, "")
-    assert await views.lengths(bench) == {"deferred": 1}
-
-
-async def test_an_earlier_time_takes_the_timer_over(bench: Bench) -> None:
-    """When something fits sooner than the keeper knows, whoever finds that out waits for it."""
-    await fill(bench)
-    await bench.send(bench.request("a", prompt_tokens=500))
-    (mine,) = await bench.notices(consumer="w1")
-    await bench.drain(mine, consumer="w1")
-    await bench.send(bench.request("b", deadline_ms=bench.now_ms + 500, tenant="b", priority="batch"))
-    (other,) = await bench.notices(consumer="w2")
-
-    drained = await bench.drain(other, consumer="w2")
-
-    assert (drained.kept, drained.wait_us) == (other, pytest.approx(500_000, abs=2000))
-    assert (await bench.drain(mine, consumer="w1")).kept == ""
-
-
-async def test_a_keeper_that_is_late_or_gone_is_replaced(bench: Bench) -> None:
-    """A keeper that died holds nobody up: the next one to look takes the timer, soon after it ran out."""
-    await fill(bench)
-    await bench.send(bench.request("a", prompt_tokens=900), bench.request("b", prompt_tokens=900))
-    (mine,) = await bench.notices(consumer="dead")
-    wait_us = (await bench.drain(mine, consumer="dead")).wait_us
-    await bench.forward_to(bench.now_us + wait_us + 600_000)
-    await bench.redis("XADD", bench.keys.key("deferred"), "*", "why", "test")
-    (other,) = await bench.notices(consumer="w2")
-
-    drained = await bench.drain(other, consumer="w2")
-
-    assert (drained.premium, drained.kept) == (1, other)
-
-
-async def test_a_timer_without_a_notice_in_hand_is_passed_on(bench: Bench) -> None:
-    """A worker that lost its notice doesn't keep a timer that nobody would take over: it gives a new notice."""
-    await fill(bench)
-    await bench.send(bench.request("a", prompt_tokens=500))
-    await bench.drain(*await bench.notices())
-    await bench.redis("DEL", bench.keys.key("backlog:timer"))
-
-    assert (await bench.drain()).kept == ""
-
-    (notice,) = await bench.notices(consumer="w2")
-    assert (await bench.drain(notice, consumer="w2")).kept == notice
-
-
 async def test_what_limits_no_longer_allow_is_refused(opened: Open) -> None:
     """When an operator lowers a limit below a waiting request, it is answered; nobody waits behind it for ever."""
     bench = await opened()
-    await fill(bench)
+    await bench.fill()
     await bench.send(bench.request("large", prompt_tokens=4_000, tenant="a"))
     await bench.send(bench.request("small", tenant="b"))
     await bench.seed([Deployment(name="primary", rpm=100, tpm=2_000)])
@@ -298,7 +219,7 @@ async def test_what_was_answered_meanwhile_is_not_paid_again(bench: Bench) -> No
     (call,) = await bench.take("premium")
     await bench.start([call])
     again = msgspec.structs.replace(call.request, attempt=2)
-    await fill(bench, prompt_tokens=860)
+    await bench.fill(prompt_tokens=860)
     await bench.forward([call], "gate:interactive")
     (held,) = await bench.take("gate:interactive")
     assert await bench.admit([held._replace(request=again)]) == [("deferred", "", 1)]

@@ -51,7 +51,9 @@ async def test_a_given_back_request_keeps_its_place(bench: Bench) -> None:
 
     assert await bench.start([early]) == ["given_back"]
 
-    score = {name: await bench.redis("ZSCORE", bench.keys.key("backlog:interactive"), name) for name in ("early", "late")}
+    score = {
+        name: await bench.redis("ZSCORE", bench.keys.key("backlog:interactive"), name) for name in ("early", "late")
+    }
     assert score["early"] == score["late"] - 1000
 
 
