@@ -1,0 +1,11 @@
+"""`python -m pipeline.demo`: the same as `tokenweir demo`."""
+
+import argparse
+import sys
+
+from pipeline.demo import add_arguments, run
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m pipeline.demo", description="With and without tokenweir.")
+    add_arguments(parser)
+    sys.exit(run(parser.parse_args()))
