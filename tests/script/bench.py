@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -94,10 +94,16 @@ class Bench:
         return await self.connection.command(*words)
 
     async def run(
-        self, name: str, args: Sequence[Argument], *, lane: str = "", rest: Sequence[str] | None = None, **bind: str
+        self,
+        name: str,
+        args: Sequence[Argument],
+        *,
+        lane: str = "",
+        rest: Sequence[str] | None = None,
+        bind: Mapping[str, str] | None = None,
     ) -> Any:
-        """Run a script; `lane` is its source."""
-        bound = {f"<{key}>": value for key, value in bind.items()}
+        """Run a script; `lane` is its source, `bind` names its other keys that the caller chooses."""
+        bound = {f"<{key}>": value for key, value in (bind or {}).items()}
         if lane:
             bound["<source>"] = self.keys.key(lane)
         script = self._mend(on_our_clock(name))

@@ -38,7 +38,7 @@ async def test_renewing_keeps_what_is_ours_and_tells_what_isnt(bench: Bench) -> 
     """A renewal takes nothing back from the worker that has it now, and counts no delivery."""
     mine, other = await bench.arrive(bench.request("a"), bench.request("b"))
     lane = bench.keys.key("gate:interactive")
-    await bench.redis("XCLAIM", lane, "gate", "w2", 0, other.entry, "JUSTID")
+    await bench.connection.redis.xclaim(lane, "gate", "w2", 0, [other.entry], justid=True)
 
     reply = await bench.run("leases_renew", ("gate", "w1", mine.entry, other.entry, "1-1"), lane="gate:interactive")
 
