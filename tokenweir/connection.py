@@ -78,6 +78,7 @@ class Connection:
         # Callers queue here and never in redis-py's pool: on Python 3.11 its condition variable forgets
         # a wake-up when the caller it woke is cancelled, and the others would wait for their timeouts.
         self._places = asyncio.Semaphore(redis.connection_pool.max_connections)
+        self._closed = False
 
     async def run(
         self,
@@ -177,6 +178,8 @@ class Connection:
         return cast("Awaitable[Any]", self.redis.execute_command(*words))  # type: ignore[no-untyped-call]
 
     async def _call(self, start: Callable[[], Awaitable[T]], timeout_s: float = CALL_TIMEOUT_S) -> T:
+        if self._closed:  # redis-py would open new connections, which nobody closes
+            raise RuntimeError("used after it was closed")
         try:
             async with asyncio.timeout(timeout_s), self._places:
                 return await start()
@@ -186,7 +189,8 @@ class Connection:
             raise StoreUnavailable(f"{type(error).__name__}: {error}") from error
 
     async def aclose(self) -> None:
-        """Close all connections."""
+        """Close all connections; a call after that is a RuntimeError. Harmless twice."""
+        self._closed = True
         await self.redis.aclose(close_connection_pool=True)
 
 

@@ -148,7 +148,8 @@ class Inbox:
         """End the reader and delete the stream; those who still wait get an error. Takes 5 s at most."""
         self._closing.set()
         self._wanted.set()
-        if self._reader is None or self._connection is None:
+        reader, self._reader = self._reader, None
+        if reader is None or self._connection is None:
             return
         _tell(self._everybody(), TokenweirError("the client was closed while something waited for a result"))
         try:
@@ -156,10 +157,10 @@ class Inbox:
             wake = (("XADD", self.key, "*", "kind", "wake"), ("EXPIRE", self.key, _CLOSED_TTL_S))
             with suppress(StoreUnavailable):
                 await control.commands(wake, timeout_s=_CLOSE_CALL_S)
-            await asyncio.wait([self._reader], timeout=_BLOCK_S + 1)
+            await asyncio.wait([reader], timeout=_BLOCK_S + 1)
         finally:
-            self._reader.cancel()
-        await asyncio.wait([self._reader])
+            reader.cancel()
+        await asyncio.wait([reader])
         with suppress(StoreUnavailable):
             await control.command("DEL", self.key, timeout_s=_CLOSE_CALL_S)
         await self._connection.aclose()

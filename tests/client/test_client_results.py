@@ -11,7 +11,7 @@ import pytest
 
 from tests.client.actors import Network, Open, Worker
 from tests.support import eventually
-from tokenweir import Client, Result
+from tokenweir import Client, Result, StoreUnavailable
 from tokenweir.connection import Connection
 
 pytestmark = pytest.mark.anyio
@@ -143,6 +143,27 @@ async def test_reading_may_begin_now(client: Client, worker: Worker, group: str 
 async def _blocked(connection: Connection) -> bool:
     clients = await connection.command("INFO", "clients")
     return bool(clients["blocked_clients"] if isinstance(clients, dict) else b"blocked_clients:1" in clients)
+
+
+async def test_closing_ends_a_loop_that_reads(client: Client, worker: Worker) -> None:
+    """Closing the client ends a loop that still waits, with an error; one that I left by `break` is over."""
+    await _answered(client, worker, "a")
+    async for result in client.results():
+        assert result.id == "a"
+        break
+
+    async def consume() -> None:
+        async for _ in client.results("billing", start="$"):
+            pass
+
+    task = asyncio.create_task(consume())
+    await eventually(lambda: _blocked(worker.connection))
+    await client.aclose()
+    async with asyncio.timeout(5):
+        await asyncio.wait([task])
+
+    assert isinstance(task.exception(), StoreUnavailable | RuntimeError)
+    assert await _blocked(worker.connection) is False
 
 
 async def test_c03_the_group_disappears_while_we_wait(client: Client, worker: Worker) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from tests.client.actors import Network, Open, Worker, failure, waited_for
-from tests.support import eventually, running_server
+from tests.support import Server, eventually, running_server
 from tokenweir import Client, RequestError, Result, ResultTimeout, StoreUnavailable, TokenweirError
 from tokenweir.connection import Connection, connect
 from tokenweir.keys import Keys
@@ -42,18 +44,25 @@ async def test_waiting_before_the_request_exists(opened: Open, worker: Worker) -
     """I may wait for an id that a producer elsewhere has yet to write, by submit or by plain XADD."""
     mine, other = opened(), opened()
     async with asyncio.TaskGroup() as group:
-        plain = group.create_task(mine.result("raw-1"))
+        raw = group.create_task(mine.result("raw-1"))
         submitted = group.create_task(mine.result("api-1"))
         for request_id in ("raw-1", "api-1"):
             await waited_for(worker, request_id)
         await worker.connection.command("XADD", worker.keys.key("ingest"), "*", "id", "raw-1", "prompt", "x")
-        answer = group.create_task(other.ask("x", id="api-1", wait_s=30))
+        streamed = group.create_task(_last(other, "api-1"))
         await waited_for(worker, "api-1", by=2)
         await worker.answer_all()
 
-    assert plain.result().content == "raw-1"
+    assert raw.result().content == "raw-1"
     assert submitted.result().content == "api-1"
-    assert isinstance(answer.result(), Result)
+    final = streamed.result()
+    assert final is not None
+    assert final.content == "api-1"
+
+
+async def _last(client: Client, request_id: str) -> Result | None:
+    events = [event async for event in client.stream("x", id=request_id)]
+    return events[-1].result
 
 
 async def test_no_result_in_time_leaves_the_request_alone(client: Client, worker: Worker) -> None:
@@ -74,21 +83,48 @@ async def test_an_id_that_can_be_none_is_refused(client: Client) -> None:
             await call
 
 
+@asynccontextmanager
+async def _aside(server: Server) -> AsyncIterator[Worker]:
+    """A worker of the default pool with one connection to a server of the test's own."""
+    connection = Connection(connect(server.url, max_connections=1), Keys())
+    try:
+        yield Worker(connection)
+    finally:
+        await connection.aclose()
+
+
 async def test_a_thousand_waits_use_five_connections() -> None:
     """However many results I wait for at once, my process holds at most five connections to Redis."""
     with running_server("valkey") as server:
-        connection = Connection(connect(server.url, max_connections=1), Keys())
-        worker = Worker(connection)
-        async with Client(server.url) as client, asyncio.TaskGroup() as group:
+        async with _aside(server) as worker, Client(server.url) as client, asyncio.TaskGroup() as group:
             ids = await client.submit_many(["x"] * 1000)
             waits = [group.create_task(client.result(request_id)) for request_id in ids]
             await waited_for(worker, ids[-1])
-            clients = await connection.command("CLIENT", "LIST")
+            clients = await worker.connection.command("CLIENT", "LIST")
             await worker.answer_all()
-        await connection.aclose()
 
     assert len(clients.splitlines() if isinstance(clients, bytes) else clients) <= 5 + 1
     assert [wait.result().content for wait in waits] == ids
+
+
+async def test_a_full_memory_still_gives_results() -> None:
+    """At maxmemory nothing new is taken in, yet whoever waits gets his result, or is put down for it."""
+    with running_server("valkey") as server:
+        async with _aside(server) as worker, Client(server.url) as client, asyncio.TaskGroup() as group:
+            answered, waiting = await client.submit_many(["x", "y"])
+            first, second = await worker.take()
+            await worker.answer(first)
+            await worker.connection.command("CONFIG", "SET", "maxmemory", 1)
+
+            with pytest.raises(StoreUnavailable, match="maxmemory"):
+                await client.submit("z")
+            assert (await client.result(answered)).ok
+            assert await client.status(waiting) is not None
+            later = group.create_task(client.result(waiting))
+            await waited_for(worker, waiting)
+            await worker.answer(second)
+
+    assert later.result().ok
 
 
 async def test_a_lost_event_hangs_nobody(client: Client, worker: Worker) -> None:
