@@ -42,9 +42,8 @@ async def _list(args: argparse.Namespace, target: Target) -> int:
         for letter in found:
             say_json(_plain(letter))
     elif found:
-        rows = [(each.letter, each.id, each.stream, each.deliveries, each.reason, each.message) for each in found]
-        names = ("letter", "request", "stream", "deliveries", "reason", "message")
-        say_table(names, rows, numbers=("deliveries",))
+        rows = [(each.letter, each.id, each.stream, each.reason, each.message) for each in found]
+        say_table(("letter", "request", "stream", "reason", "message"), rows, whole=("letter",))
     else:
         remark("no dead letters")
     return 0

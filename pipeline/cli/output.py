@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import msgspec
+
+from pipeline.config import environment
 
 _GAP = "  "
 _SHORTEST = 8
@@ -30,15 +31,19 @@ def say_json(value: Any) -> None:
     say(msgspec.json.encode(value).decode())
 
 
-def say_table(names: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: Sequence[str] = ()) -> None:
+def say_table(
+    names: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: Sequence[str] = (), whole: Sequence[str] = ()
+) -> None:
     """Rows under their names; columns in `numbers` stand to the right.
 
-    On a terminal the longest columns are cut so that a row stays a line; elsewhere nothing is cut.
+    On a terminal the longest columns, but for those in `whole`, are cut so that a row stays a line; elsewhere
+    nothing is cut.
     """
     texts = [[_text(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(names, *texts, strict=True)]
     if sys.stdout.isatty():
-        _narrow(widths, shutil.get_terminal_size().columns)
+        kept = {index for index, name in enumerate(names) if name in (*numbers, *whole)}
+        _narrow(widths, kept, shutil.get_terminal_size().columns)
     for line in ([name.upper() for name in names], *texts):
         cells = [
             _cut(cell, width).rjust(width) if name in numbers else _cut(cell, width).ljust(width)
@@ -49,7 +54,7 @@ def say_table(names: Sequence[str], rows: Sequence[Sequence[object]], *, numbers
 
 def mark(word: str) -> str:
     """`ok`, `warn` or `FAIL`, coloured where that can be seen."""
-    plain = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR"))
+    plain = not sys.stdout.isatty() or bool(environment().get("NO_COLOR"))
     return f"{word:<4}" if plain else f"\x1b[{_COLOURS[word]}m{word:<4}\x1b[0m"
 
 
@@ -68,9 +73,14 @@ def _text(cell: object) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def _narrow(widths: list[int], room: int) -> None:
-    while sum(widths) + len(_GAP) * (len(widths) - 1) > room and max(widths) > _SHORTEST:
-        widths[widths.index(max(widths))] -= 1
+def _narrow(widths: list[int], kept: Set[int], room: int) -> None:
+    """Shorten the longest columns, but for those in `kept`, until a line fits or nothing can give way."""
+    loose = [index for index in range(len(widths)) if index not in kept]
+    while sum(widths) + len(_GAP) * (len(widths) - 1) > room:
+        longest = max(loose, key=lambda index: widths[index], default=None)
+        if longest is None or widths[longest] <= _SHORTEST:
+            return
+        widths[longest] -= 1
 
 
 def _cut(text: str, width: int) -> str:

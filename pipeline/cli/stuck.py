@@ -97,7 +97,8 @@ def _show(entries: Sequence[Pending]) -> None:
         (entry.stream, entry.entry, entry.request or "-", entry.owner, seconds(entry.idle_s), entry.deliveries)
         for entry in entries
     ]
-    say_table(("stream", "entry", "request", "owner", "idle", "deliveries"), rows, numbers=("idle", "deliveries"))
+    names = ("stream", "entry", "request", "owner", "idle", "deliveries")
+    say_table(names, rows, numbers=("idle", "deliveries"), whole=("entry",))
 
 
 def _entries(count: int) -> str:
