@@ -1,0 +1,188 @@
+"""Faults planted in the scripts' texts: the checks must catch each, or they guard nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from lua import Script, part
+from tests.script import views
+from tests.script.arithmetic import START_US, Arithmetic, limits_of
+from tests.script.bench import PRIMARY, Bench, altered
+from tests.script.walks import Step, follows_model, uncharges_its_own_slot, waits_are_exact
+from tokenweir.connection import Connection
+
+Check = Callable[[Bench], Awaitable[None]]
+_SLOT = "math.floor(granted_at / item.limit.slot_us)"
+_OLDEST = "limit.window_us - limit.late_us) / limit.slot_us)"
+_LEVEL_WAIT = "math.ceil((need - item.level) / limit.rate)"
+BUDGET_FAULTS = {
+    "refill doubled": ("(state.now - (at or now)) * limit.rate", "(state.now - (at or now)) * limit.rate * 2"),
+    "no cap": ("level and math.min(limit.capacity, level + ", "level and math.min(math.huge, level + "),
+    "cold start is a full bucket": ("* limit.rate) or limit.cold", "* limit.rate) or limit.capacity"),
+    "floor ignored": ("budget.floors[rank] * limit.capacity", "0 * limit.capacity"),
+    "floor keeps large requests out": ("math.max(0, limit.capacity - price))", "math.huge)"),
+    "steps of the clock unguarded": ("restart and now or math.max(now, at or now)", "now"),
+    "granted though a little short": ("if item.level < need then", "if item.level < need - 1 then"),
+    "window not looked at": ("if price + kept + item.used > limit.limit then", "if false then"),
+    "window a slot too long": (_OLDEST, f"{_OLDEST} - 1"),
+    "window a slot too short": (_OLDEST, f"{_OLDEST} + 1"),
+    "window without the way to the provider": ("(now - limit.window_us - limit.late_us)", "(now - limit.window_us)"),
+    "large requests at once after a cold start": ("if price > limit.capacity then", "if false then"),
+    "given back as fresh credit": ("      item.charges[index] = item.charges[index] - amount\n", ""),
+    "given back to the present slot": (_SLOT, "math.floor(state.now / item.limit.slot_us)"),
+    "level stored with tostring": ("string.format('%.17g', item.level)", "tostring(item.level)"),
+    "level stored whole": ("string.format('%.17g', item.level)", "string.format('%d', item.level)"),
+    "time stored with tostring": ("'at', string.format('%.0f', state.now)", "'at', tostring(state.now)"),
+    "sum stored with tostring": ("string.format('%.0f', item.cum)", "tostring(item.cum)"),
+    "wait too short": (_LEVEL_WAIT, "math.ceil((need - item.level) / limit.rate * 0.9)"),
+    "wait too long": (_LEVEL_WAIT, f"{_LEVEL_WAIT} + 1000"),
+    "wait for the wrong slot": ("(item.first + i) * limit", "(item.first + i - 1) * limit"),
+}
+
+
+def check_budget(text: str | None) -> None:
+    """A fast subset of the arithmetic's checks, always with the same steps."""
+    for seed in range(12):
+        chance = random.Random(seed)
+        settings = {"rpm": chance.choice([10, 100, 30_000]), "enforcement": chance.choice(["auto", "continuous"])}
+        limit = limits_of(window_s=chance.choice([6, 60]), **settings)[0]
+
+        def step(limit: object = limit, chance: random.Random = chance, rpm: int = limit.limit) -> Step:
+            slot_us = 100_000
+            pause_us = chance.choice([0, chance.randint(0, slot_us), chance.randint(0, 80 * slot_us)])
+            if chance.random() < 0.1:
+                pause_us = chance.choice([-slot_us * chance.randint(1, 9), 100_000_000])
+            return pause_us, chance.randint(0, max(1, int(rpm * chance.choice([0.02, 0.1, 0.6])))), chance.randrange(3)
+
+        steps = [step() for _ in range(120)]
+        follows_model(limit, steps, text=text)
+        waits_are_exact(limit, steps, text=text)
+        uncharges_its_own_slot(limit, steps, text=text)
+    check_digits(text)
+    check_large(text)
+
+
+def check_digits(text: str | None) -> None:
+    """Nothing is cut off on the way to Redis and back."""
+    limit = limits_of(tpm=10**15)[0]
+    budget, now, amount = Arithmetic([limit], text=text), START_US + 123_457, 10**13 + 7
+    budget.charge(now, {"tpm": amount})
+    assert float(budget.stored("tpm.level")) == limit.cold - amount
+    for index in range(1, 20):
+        budget.charge(now + index * limit.slot_us, {"tpm": amount})
+    assert budget.stored("tpm.cum") == str(20 * amount)
+
+
+def check_large(text: str | None) -> None:
+    """What is as large as the limit goes, for the lowest class as well, but neither at once nor too late."""
+    limit = limits_of(tpm=30_000)[0]
+    budget = Arithmetic([limit], text=text)
+    whole, known = {"tpm": limit.limit}, START_US + limit.window_us + limit.late_us
+    assert START_US + budget.wait(START_US, whole, 2) >= known
+    assert budget.acquire(known, whole, 2) <= 0
+    free = (known // limit.slot_us + 1) * limit.slot_us + limit.window_us + limit.late_us
+    assert known + budget.wait(known, {"tpm": 1}) == free
+    assert budget.acquire(free, {"tpm": 1}) <= 0
+    later = known + 1000 * limit.window_us
+    budget.charge(later, {"tpm": 8_400})
+    assert later + budget.wait(later, {"tpm": 21_000}, 2) < later + limit.window_us // 2
+
+
+def test_the_checks_pass_on_the_real_text() -> None:
+    """Without a planted fault the fast checks find nothing."""
+    check_budget(None)
+
+
+@pytest.mark.parametrize("fault", BUDGET_FAULTS)
+def test_faults_in_the_arithmetic_are_caught(fault: str) -> None:
+    """A budget that counts wrongly in any of these ways doesn't pass."""
+    right, wrong = BUDGET_FAULTS[fault]
+    text = part("budget")
+    assert text.count(right) == 1, "the text has changed: plant the fault anew"
+
+    with pytest.raises(AssertionError):
+        check_budget(text.replace(right, wrong))
+
+
+async def check_repeats(bench: Bench) -> None:
+    """Repeats, late comers and second entries change nothing."""
+    held = await bench.arrive(*(bench.request(name, tenant=name) for name in "ab"))
+    await bench.admit(held)
+    before = await views.snapshot(bench)
+    assert [decision for decision, _, _ in await bench.admit(held)] == ["gone", "gone"]
+    assert await views.snapshot(bench) == before
+    first, second = await bench.take("premium")
+    assert await bench.start([first]) == ["started"]
+    await bench.advance(0.6)
+    assert await bench.start([second]) == ["given_back"]
+    assert await views.budget(bench) == (1, 100, 2, 200)
+    assert await bench.finish(first, used=120) == [1]
+    assert await bench.finish(first, used=120) == [0]
+    assert (await views.budget(bench)).tokens == 120
+    (late,) = await bench.arrive(first.request)
+    assert [decision for decision, _, _ in await bench.admit([late])] == ["gone"]
+
+
+async def check_order(bench: Bench) -> None:
+    """Tenants queue behind their own work, and the first in the backlog isn't starved by small low work."""
+    await bench.fill()
+    assert await bench.send(bench.request("large", prompt_tokens=460, tenant="a")) == ["deferred"]
+    await bench.advance(2.5)
+    small = {"prompt_tokens": 1, "output_tokens": 0}
+    assert await bench.send(bench.request("own", tenant="a", **small)) == ["deferred"]
+    assert await bench.send(bench.request("low", tenant="b", priority="batch", **small)) == ["premium"]
+    await bench.redis("DEL", bench.keys.key("premium"))
+    await bench.redis("XGROUP", "CREATE", bench.keys.key("premium"), "premium", "0", "MKSTREAM")
+
+
+async def check_floors(bench: Bench) -> None:
+    """Batch leaves its share of the burst to others."""
+    batch = [bench.request(name, tenant=name, priority="batch", prompt_tokens=200) for name in "abc"]
+    assert await bench.send(*batch) == ["premium", "premium", "deferred"]
+
+
+SCRIPT_FAULTS = {
+    "fence of the gate removed": ("gate_admit", "not pending(row.lane, 'gate', row.entry)", "false", check_repeats),
+    "terminal check of the gate removed": ("gate_admit", "terminal(row.id, row.replay)", "false", check_repeats),
+    "tenants not kept in line": ("gate_admit", "not queued_behind_own(row)", "true", check_order),
+    "floors of the gate ignored": ("gate_admit", "choose(cost, row.rank)", "choose(cost, 0)", check_floors),
+    "a second result": ("entries_finish", "terminal(row.result.id, row.result.replay)", "false", check_repeats),
+    "settled at every finish": ("entries_finish", "  forget(id, attempt)\n", "", check_repeats),
+    "late grants started": ("calls_start", "now - held.at <=", "0 <=", check_repeats),
+    "given back without the refund": ("calls_start", "    changed = true\n", "", check_repeats),
+    "budgets not saved by the gate": ("gate_admit", "expire_grants()\nsave_budgets()", "", check_repeats),
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.leaves_keys("these checks stop in the middle")
+@pytest.mark.parametrize("check", [check_repeats, check_order, check_floors])
+async def test_the_checks_pass_on_the_real_scripts(connection: Connection, check: Check) -> None:
+    """Without a planted fault the checks find nothing."""
+    bench = Bench(connection, (PRIMARY,), lambda script: script)
+    await bench.open()
+
+    await check(bench)
+
+
+@pytest.mark.anyio
+@pytest.mark.leaves_keys("a broken script leaves a broken pool")
+@pytest.mark.parametrize("fault", SCRIPT_FAULTS)
+async def test_faults_in_the_scripts_are_caught(connection: Connection, fault: str) -> None:
+    """A script that forgets a fence, a refund or a rule doesn't pass."""
+    name, right, wrong, check = SCRIPT_FAULTS[fault]
+
+    def mend(script: Script) -> Script:
+        if script.name != name:
+            return script
+        assert right in script.text, "the text has changed: plant the fault anew"
+        return altered(script, script.text.replace(right, wrong))
+
+    bench = Bench(connection, (PRIMARY,), mend)
+    await bench.open()
+
+    with pytest.raises(AssertionError):
+        await check(bench)
