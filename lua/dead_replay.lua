@@ -10,7 +10,7 @@ local fields = {}
 for i = 3, #ARGV do fields[#fields + 1] = ARGV[i] end
 local entry = redis.call('XADD', K.target, '*', unpack(fields))
 redis.call('HDEL', K.status, 'result', 'dead')
-redis.call('HSET', K.status, 'entry', entry, 'replay', ARGV[2], 'state', 'waiting', 'attempt', 1)
+redis.call('HSET', K.status, 'entry', entry, 'replay', ARGV[2], 'state', 'waiting', 'stage', 'classify', 'attempt', 1)
 redis.call('PERSIST', K.status)
 redis.call('XDEL', K.dead, ARGV[1])
 return entry

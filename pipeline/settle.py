@@ -215,9 +215,7 @@ def _as_request(delivery: Delivery, request_id: str) -> Request:
     try:
         return delivery.request
     except (KeyError, msgspec.DecodeError):
-        replay = delivery.fields.get(b"replay", b"0")
-        number = int(replay) if replay.isdigit() and len(replay) < 4 else 0
-        return Request(id=request_id or delivery.entry_id, body=msgspec.Raw(b"{}"), replay=number)
+        return Request(id=request_id or delivery.entry_id, body=msgspec.Raw(b"{}"), replay=delivery.replay)
 
 
 def _figures(result: Result) -> dict[str, object]:

@@ -54,6 +54,12 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
         return decode(self.fields[b"request"])
 
     @property
+    def replay(self) -> int:
+        """Which life of the request a raw entry opens: 0, or the number that `tokenweir dead replay` wrote."""
+        text = self.fields.get(b"replay", b"0")
+        return int(text) if text.isdigit() and len(text) < 4 else 0
+
+    @property
     def entered_ms(self) -> int:
         """When the entry was written, Redis time: the first part of its id."""
         return int(self.entry_id.partition("-")[0])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+import msgspec
+
 from pipeline.answer import Times, failed
 from pipeline.config import Pool
 from pipeline.intake import TooLarge, read_entry, readable_id
@@ -40,10 +42,12 @@ class Classify:
                 fields, entry_id=delivery.entry_id, entered_ms=entered_ms, pool=self._pool, keys=self._keys
             )
         except TooLarge as error:
-            return _ended(error.request, error.code, str(error), delivery, status="error")
+            request = msgspec.structs.replace(error.request, replay=delivery.replay)
+            return _ended(request, error.code, str(error), delivery, status="error")
         except RequestError as error:
             request_id = readable_id(fields, delivery.entry_id)
             return Dead(reason=error.code, message=str(error), code=error.code, request_id=request_id)
+        request = msgspec.structs.replace(request, replay=delivery.replay)
         if 0 < request.deadline_ms <= entered_ms + max(0.0, delivery.waited_ms):
             return _ended(request, "deadline_exceeded", _LATE, delivery, status="expired")
         return Forward(request=request, to=f"gate:{request.priority}", claims=True)
