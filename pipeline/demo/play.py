@@ -37,7 +37,7 @@ def play(args: argparse.Namespace) -> int:
         with View(console, story) as view:
             view.say(
                 f"{story.users} users and a batch job of {story.batch_calls} calls, {story.workers} workers,"
-                f" one provider account:\n{story.rpm} requests and {story.tpm:,} tokens a minute. {scale_note(story)}"
+                f" one provider account:\n{story.rpm} requests and {story.tpm:,} tokens a minute.\n{scale_note(story)}"
             )
             baseline, side = asyncio.run(_until_signal(story, view))
     except _Interrupted as interrupted:
@@ -77,8 +77,8 @@ async def _until_signal(story: Story, view: View) -> tuple[Side, Side]:
 async def _play_both(story: Story, view: View) -> tuple[Side, Side]:
     """One after the other; the second one's installation comes up in the last seconds of the first run.
 
-    It takes two cores four to eight seconds. By then nothing is left in the first run that a few milliseconds could change:
-    its 429s are the provider's count, and its first tokens come seconds late.
+    It takes two cores four to eight seconds. By then nothing is left in the first run that a few milliseconds could
+    change: its 429s are the provider's count, and its first tokens come seconds late.
     """
     near_end = asyncio.Event()
 

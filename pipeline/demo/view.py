@@ -54,7 +54,7 @@ class View:
     def __enter__(self) -> Self:
         if self._console.is_terminal:
             # Refreshed by hand: a thread that redraws would take time from two busy cores.
-            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            self._live = Live(console=self._console, auto_refresh=False)
             self._live.start()
         return self
 
@@ -81,10 +81,7 @@ class View:
 
 def scale_note(story: Story) -> str:
     """What the viewer must know to read the figures."""
-    return (
-        f"A provider minute lasts {story.minute_s:g} s here;\n"
-        f"latencies and pauses are divided alike (by {story.time_scale:g})."
-    )
+    return f"A provider minute lasts {story.minute_s:g} s here; latencies and pauses are divided alike."
 
 
 def line(snapshot: Snapshot, story: Story) -> str:
@@ -111,7 +108,7 @@ def panel(snapshot: Snapshot, story: Story) -> RenderableType:
         bar = ProgressBar(total=1.0, completed=min(1.0, share), width=38, complete_style=style, finished_style=style)
         bars.add_row(Text(name, style="dim"), bar, Text(text))
     body = Group(
-        Text(f"{scale_note(story)}\n".replace(";\n", "; "), style="dim"),
+        Text(f"{scale_note(story)}\n", style="dim"),
         Text("Budget used in the provider minute that ends now"),
         bars,
         Text(),
