@@ -13,6 +13,7 @@ from pipeline.config import Edge
 # A question of support or routing takes some 10 to 30 tokens, its frame 7.
 _SHORT_TOKENS: Final = 60
 _EDGE_ROLES: Final = frozenset(("system", "user", "assistant"))
+_EDGE_FORMS: Final = ("text", "json_object")
 # What a local model can't do, or does otherwise than the caller expects.
 _PREMIUM_ONLY: Final = (
     "tools",
@@ -61,7 +62,7 @@ def edge_serves(chat: dict[str, Any], *, n: int, tokens: int, edge: Edge | None)
     if edge is None or n != 1 or tokens > edge.num_ctx or any(chat.get(name) for name in _PREMIUM_ONLY):
         return False
     form, modalities = chat.get("response_format"), chat.get("modalities")
-    if form is not None and form != {"type": "text"}:
+    if form is not None and (type(form) is not dict or form.get("type") not in _EDGE_FORMS):
         return False
     if modalities is not None and modalities != ["text"]:
         return False

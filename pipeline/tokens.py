@@ -149,7 +149,7 @@ _SPACES = re.compile(r" {2,64}| (?![^0-9 ])")
 
 
 def rough_count(text: str) -> int:
-    """Tokens of `text` without any vocabulary: about three times too many for English, and not too few for any text.
+    """Tokens of `text` without any vocabulary: about three times too many for English, a few too few at worst.
 
     Random letters cost up to 0.6 tokens each (measured, capitals), and words begin anew where the case changes.
     Digits and signs count one each; other scripts one per byte, which no byte-pair tokenizer exceeds.
