@@ -17,7 +17,9 @@ class GateStage:
 
     name = "gate"
     lanes: tuple[str, ...] = GATE_LANES
-    concurrency = 100
+    # What stands before an interactive entry in a flood of batch work. Measured with 10,000 in front on two busy
+    # cores: at 100 it waits 590 ms, at 32 75 ms, and the flood is as quick; at 16 the flood takes four times as long.
+    concurrency = 32
     calls = False
     retakes = True
     ready = True
