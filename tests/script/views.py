@@ -104,8 +104,8 @@ async def run_out(bench: Bench, *, rounds: int = 400) -> None:
     for _ in range(rounds):
         await bench.advance(7)
         for lane in ("ingest", "ingest:batch"):
-            if held := await taken_over(bench, lane):
-                await bench.forward(held, f"gate:{held[0].request.priority}", claims=True)
+            for item in await taken_over(bench, lane):
+                await bench.forward([item], f"gate:{item.request.priority}", claims=True)
         for lane in ("gate:interactive", "gate:standard", "gate:batch"):
             await _decide(bench, await taken_over(bench, lane))
         _, found, _ = await bench.run("entries_reclaim", ("deferred", "end", 0, "0-0", 1000), lane="deferred")
