@@ -80,8 +80,8 @@ def estimated(request: Request, output_bytes: int) -> Usage:
 
 def answered(request: Request, answer: Answer, *, route: Route, times: Times) -> Result:
     """The result of a request that got its answer."""
-    return Result(
-        id=request.id,
+    return msgspec.structs.replace(
+        _ended(request, times),
         status="ok",
         route=route,
         model=answer.model,
@@ -89,12 +89,6 @@ def answered(request: Request, answer: Answer, *, route: Route, times: Times) ->
         body=msgspec.Raw(answer.body),
         finish_reason=answer.finish_reason,
         usage=answer.usage,
-        attempt=request.attempt,
-        replay=request.replay,
-        metadata=request.metadata,
-        waited_ms=times.waited_ms,
-        ttft_ms=times.ttft_ms,
-        total_ms=times.total_ms,
     )
 
 
@@ -113,14 +107,16 @@ def failed(
     Args:
         message: for the caller; says what to do, and holds no secret.
     """
-    times = times or Times()
+    body = msgspec.Raw(error_body(code, message))
+    ended = _ended(request, times or Times())
+    return msgspec.structs.replace(ended, status=status, route=route, model=model, body=body, code=code)
+
+
+def _ended(request: Request, times: Times) -> Result:
+    """What every result says of its request."""
     return Result(
         id=request.id,
-        status=status,
-        route=route,
-        model=model,
-        body=msgspec.Raw(error_body(code, message)),
-        code=code,
+        status="error",
         attempt=request.attempt,
         replay=request.replay,
         metadata=request.metadata,

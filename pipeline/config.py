@@ -96,7 +96,7 @@ class Pool(_Tree, frozen=True):
 
     Attributes:
         models: patterns of requested model names that come here.
-        max_request_tokens: the largest request accepted, prompt and cap; default half the smallest limit.
+        max_request_tokens: the largest request accepted, prompt and cap; default half the largest token limit.
         max_waiting: beyond it, submit is refused with retry-after.
         lease_s: how long a worker owns an entry without a sign of life.
         drain_s: how long a stopping worker finishes what it holds before it hands the rest back.

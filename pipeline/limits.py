@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
 
 import msgspec
 
@@ -101,14 +100,6 @@ def seed(deployment: Deployment) -> tuple[str, str, bytes]:
     """Name, fingerprint of the configured values, and terms as JSON, as the seed script takes them."""
     encoded = msgspec.json.encode(terms(deployment))
     return deployment.name, hashlib.sha256(encoded).hexdigest()[:16], encoded
-
-
-def max_request_tokens(deployments: Sequence[Deployment], configured: int | None) -> int | None:
-    """The largest request accepted, in tokens: as configured, else half of the largest token limit; None = any."""
-    if configured is not None:
-        return configured
-    limits = [deployment.tpm for deployment in deployments if deployment.tpm is not None]
-    return max(limits) // 2 if len(limits) == len(deployments) else None
 
 
 def explain(deployment: Deployment) -> list[str]:

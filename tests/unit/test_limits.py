@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config import Deployment
-from pipeline.limits import explain, max_request_tokens, resolve, seed, terms
+from pipeline.limits import explain, resolve, seed, terms
 
 DEPLOYMENT = Deployment(rpm=500, tpm=30_000)
 
@@ -85,22 +85,6 @@ def test_the_fingerprint_follows_what_is_enforced() -> None:
         Deployment(rpm=500, tpm=30_000, settlement="refund"),
     ):
         assert seed(other)[1] != print_
-
-
-@pytest.mark.parametrize(
-    ("deployments", "configured", "largest"),
-    [
-        ([Deployment(tpm=30_000)], None, 15_000),
-        ([Deployment(tpm=30_000), Deployment(tpm=90_000)], None, 45_000),
-        ([Deployment(tpm=30_000), Deployment(rpm=5)], None, None),
-        ([Deployment(tpm=30_000)], 7, 7),
-    ],
-)
-def test_the_largest_request_is_half_of_what_a_deployment_allows(
-    deployments: list[Deployment], configured: int | None, largest: int | None
-) -> None:
-    """By default a request may take half a token limit; a number in the configuration wins."""
-    assert max_request_tokens(deployments, configured) == largest
 
 
 def test_the_numbers_are_told_in_words() -> None:
