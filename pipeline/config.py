@@ -7,6 +7,7 @@ keys are errors that name the nearest known one: a typo must not pass in silence
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 import tomllib
@@ -168,8 +169,9 @@ def load(path: Path | None = None, env: Mapping[str, str] | None = None) -> Conf
             raise ConfigError(f"{chosen}: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{chosen}: not TOML: {error}") from error
-    if env.get("REDIS_URL"):
-        tree["redis"] = {**tree.get("redis", {}), "url": env["REDIS_URL"]}
+    redis = tree.get("redis", {})
+    if env.get("REDIS_URL") and isinstance(redis, dict):
+        tree["redis"] = {**redis, "url": env["REDIS_URL"]}
     return parse(tree, where=str(chosen))
 
 
@@ -179,6 +181,9 @@ def parse(tree: Mapping[str, Any], *, where: str = "configuration") -> Config:
     Raises:
         ConfigError: see `load`.
     """
+    endless = _endless(tree)
+    if endless:
+        raise ConfigError(f"{where}: {endless} must be a finite number")
     try:
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
@@ -216,12 +221,30 @@ def environment() -> Mapping[str, str]:
 def masked(config: Config) -> dict[str, Any]:
     """The resolved configuration as plain values, secrets masked, for people to read."""
     tree: dict[str, Any] = msgspec.to_builtins(config)
-    tree["redis"]["url"] = re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", tree["redis"]["url"])
+    tree["redis"]["url"] = masked_url(tree["redis"]["url"])
     for pool in tree["pools"].values():
+        if pool["edge"]:
+            pool["edge"]["base_url"] = masked_url(pool["edge"]["base_url"])
         for deployment in pool["deployments"]:
+            deployment["base_url"] = masked_url(deployment["base_url"])
             if not deployment["api_key"].startswith("env:"):
                 deployment["api_key"] = "***"
     return tree
+
+
+def masked_url(url: str) -> str:
+    """`url` without its password, wherever that stands: before the last `@`, or in the query."""
+    url = re.sub(r"(://[^:/@]*):.*@", r"\1:***@", url)
+    return re.sub(r"([?&](?:password|token|key)=)[^&]*", r"\1***", url, flags=re.IGNORECASE)
+
+
+def _endless(tree: object, name: str = "") -> str:
+    """The key that holds an infinity or no number at all, which TOML allows and nothing here can count with."""
+    if isinstance(tree, Mapping):
+        return next(filter(None, (_endless(value, str(key)) for key, value in tree.items())), "")
+    if isinstance(tree, list | tuple):
+        return next(filter(None, (_endless(value, name) for value in tree)), "")
+    return name if isinstance(tree, float) and not math.isfinite(tree) else ""
 
 
 def _known_keys() -> set[str]:

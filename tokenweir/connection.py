@@ -162,7 +162,8 @@ class Connection:
             raise StoreUnavailable(f"{type(error).__name__}: {error}") from error
 
     def _names(self, script: Script, bind: Mapping[str, str]) -> list[str]:
-        return [bind[name] if name in bind else self.keys.key(name) for name in script.keys]
+        # A `<name>` that nobody bound is a mistake of ours, and must not become a key of that name.
+        return [bind[name] if name.startswith("<") else self.keys.key(name) for name in script.keys]
 
     async def _pipelined(self, many: Sequence[Sequence[Argument]], name: str) -> list[Any]:
         """The replies of all commands; an error takes the place of its reply."""

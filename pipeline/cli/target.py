@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import re
 from typing import NamedTuple
 
-from pipeline.config import Config, Pool, environment, load
+from pipeline.config import Config, Pool, environment, load, masked_url
 from pipeline.embedded import EmbeddedError, EmbeddedServer, ensure, state_dir_from_url
 from tokenweir.errors import ConfigError, StoreUnavailable
 from tokenweir.keys import Keys
@@ -55,7 +54,7 @@ def resolve(args: argparse.Namespace) -> Target:
         pool_name=pool_name,
         pool=pool,
         url=server.url if server else named,
-        named=re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", named),
+        named=masked_url(named),
         keys=Keys(pool_name, prefix=config.redis.prefix),
         server=server,
     )

@@ -139,3 +139,39 @@ def test_shown_configuration_holds_no_secrets() -> None:
 
     keys = [deployment["api_key"] for deployment in masked(config)["pools"]["main"]["deployments"]]
     assert keys == ["***", "env:KEY"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:pa@ss@host/0",
+        "redis://:secret@host",
+        "redis://host/0?password=secret",
+        "unix:///tmp/s?PASSWORD=secret&db=1",
+    ],
+)
+def test_no_form_of_a_url_shows_its_password(url: str) -> None:
+    """Wherever a URL keeps its password, people who look at the configuration don't see it."""
+    tree = {"redis": {"url": url}, "pools": {"main": {"edge": {"base_url": "http://me:secret@host"}}}}
+
+    shown = str(masked(parse(tree)))
+
+    assert "secret" not in shown
+    assert "pa@ss" not in shown
+    assert "ss@host" not in shown
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_numbers_are_finite(value: float) -> None:
+    """TOML knows infinity and not-a-number; the gate can't count with them, and says so."""
+    with pytest.raises(ConfigError, match="window_s must be a finite number"):
+        parse({"pools": {"main": {"deployments": [{"rpm": 1, "window_s": value}]}}})
+
+
+def test_a_table_that_is_none_is_a_clear_error(tmp_path: Path) -> None:
+    """A mistake in the file stays one line, whatever the environment says."""
+    file = tmp_path / "tokenweir.toml"
+    file.write_text('redis = "redis://host"\n')
+
+    with pytest.raises(ConfigError, match="object"):
+        load(file, {"REDIS_URL": "redis://env"})
