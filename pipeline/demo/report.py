@@ -84,6 +84,7 @@ def _rows(baseline: Side, side: Side, story: Story) -> list[tuple[str, str, str]
         ("premium, at once", _NOT_MEASURED, share(side.premium)),
         ("edge, at once", _NOT_MEASURED, share(side.edge)),
         ("deferred, then answered", _NOT_MEASURED, share(side.deferred)),
+        ("users: premium / edge / deferred", _NOT_MEASURED, _users_ways(side)),
         ("users' first token p50", time(baseline.ttft_p50_s), time(side.ttft_p50_s)),
         ("users' first token p99", time(baseline.ttft_p99_s), time(side.ttft_p99_s)),
         ("  at once p99", _NOT_MEASURED, time(side.ttft_now_p99_s)),
@@ -94,6 +95,12 @@ def _rows(baseline: Side, side: Side, story: Story) -> list[tuple[str, str, str]
     if side.errors:
         rows.insert(5, ("  ended with an error", _NOT_MEASURED, f"{side.errors:,}"))
     return rows
+
+
+def _users_ways(side: Side) -> str:
+    at_once = side.user_requests - side.user_edge - side.user_deferred
+    shares = (part / max(1, side.user_requests) for part in (at_once, side.user_edge, side.user_deferred))
+    return " / ".join(f"{share:.0%}" for share in shares)
 
 
 def as_json(baseline: Side, side: Side) -> bytes:

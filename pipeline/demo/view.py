@@ -31,7 +31,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     requests_used: float
     tokens_used: float
     provider_429: int
-    calls: int
     in_flight: int
     waiting: int
     requests: int

@@ -81,7 +81,6 @@ class Watch:
             requests_used=used.requests / story.rpm,
             tokens_used=used.tokens / story.tpm,
             provider_429=book.premium.rejected,
-            calls=book.premium.calls,
             in_flight=book.premium.open + book.edge.open,
             waiting=waiting,
             requests=tally.requests,

@@ -39,7 +39,6 @@ _SNAPSHOT = Snapshot(
     requests_used=0.31,
     tokens_used=0.97,
     provider_429=12_345,
-    calls=1_000,
     in_flight=128,
     waiting=400,
     requests=1_234,
