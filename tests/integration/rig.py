@@ -60,7 +60,7 @@ class Store:
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._words = [str(binary), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder)]
-        self._words += ["--save", "", "--appendonly", "yes", "--appendfsync", "always", "--logfile", "redis.log"]
+        self._words += ["--save", "", "--appendonly", "yes", "--appendfsync", "everysec", "--logfile", "redis.log"]
         self._words += ["--maxmemory-policy", "noeviction"]
         self._process: subprocess.Popen[bytes] | None = None
         self.client: Redis = Redis.from_url(self.url, retry=Retry(NoBackoff(), 0))
@@ -162,7 +162,7 @@ class Rig:
     def __init__(self, folder: Path, store: Store, sandbox: Ready, pool: str, settings: Mapping[str, Any]) -> None:
         self.folder, self.store, self.sandbox, self.settings = folder, store, sandbox, settings
         self.keys = Keys(pool)
-        self.config = folder / f"{pool}.toml"
+        self.config = folder / f"{pool}{time.monotonic_ns()}.toml"
         self.config.write_text(_toml(store.url, sandbox, pool, settings))
         self.redis = store.client
         self.results: dict[str, list[Result]] = {}
@@ -176,13 +176,15 @@ class Rig:
         words = [sys.executable, *program, "--config", str(self.config)]
         if workers > 1:
             words += ["--workers", str(workers)]
-        log = self.folder / f"{self.keys.pool}{len(self.runs)}.log"
+        log = self.folder / f"run{time.monotonic_ns()}.log"
         self.runs.append(Workers([*words, *options], log, workers))
         return self.runs[-1].wait_ready()
 
     def configure(self, pool: str, **settings: Any) -> Rig:
-        """The same servers with other settings of the pool, or with another pool; end its runs before the block."""
-        return Rig(self.folder, self.store, self.sandbox, pool, {**self.settings, **settings})
+        """The same servers and runs with other settings of the pool, or with another pool."""
+        other = Rig(self.folder, self.store, self.sandbox, pool, {**self.settings, **settings})
+        other.runs = self.runs
+        return other
 
     def end_runs(self) -> None:
         """End every run that still lives."""

@@ -126,14 +126,15 @@ def test_metrics_and_health_answer(rig: Rig) -> None:
 def test_two_pools_share_nothing(rig: Rig) -> None:
     """Workers of one pool never touch what stands under another pool's prefix."""
     other = rig.configure("other")
-    other.run()
+    run = other.run()
     try:
         mine, theirs = rig.add("[mine] whose am I?", complexity="complex"), other.add("[theirs] whose am I?")
         rig.wait_for([mine])
         other.wait_for([theirs])
         other.assert_clean()
     finally:
-        other.end_runs()
+        run.end()
+        rig.runs.remove(run)
 
     assert theirs not in rig.results
     assert mine not in other.results

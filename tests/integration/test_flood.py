@@ -1,0 +1,79 @@
+"""A batch job of 10,000 stands before everybody, and nobody of higher class notices."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from pathlib import Path
+
+import pytest
+
+from tests.integration.rig import Rig, open_rig, wait_until
+
+BATCH, ASKED = 10_000, 15
+
+
+def _flood(rig: Rig) -> None:
+    """All 10,000 in one round trip; a few words each."""
+    pipe = rig.redis.pipeline(transaction=False)
+    for i in range(BATCH):
+        fields = {"prompt": f"[flood {i}] summarise this", "class": "batch", "task": "analysis", "tenant": "nightly"}
+        pipe.xadd(rig.keys.key("ingest:batch"), fields)  # type: ignore[arg-type]
+    pipe.execute()
+
+
+def _upstream(rig: Rig) -> int:
+    """Batch entries that haven't been decided on by the gate."""
+    return sum(rig.redis.xlen(rig.keys.key(lane)) for lane in ("ingest:batch", "gate:batch"))
+
+
+def _waits(rig: Rig, marker: str) -> list[float]:
+    """How long some interactive requests, one after the other, waited for the start of their call."""
+    results = [rig.ask(f"[{marker} {i}] quick one?", complexity="complex") for i in range(ASKED)]
+    assert {(result.status, result.route, result.attempt) for result in results} == {("ok", "premium", 1)}
+    return [result.waited_ms for result in results]
+
+
+def _quartile(waits: list[float]) -> float:
+    return statistics.quantiles(waits, n=4)[0]
+
+
+def _busy(rig: Rig) -> tuple[int, int]:
+    """CPU ticks that the machine has spent so far (or lost to its neighbours), and how many of them on this rig."""
+    pids = (os.getpid(), rig.store.pid, rig.sandbox.pid, *rig.runs[0].live)
+    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    user, nice, system, _idle, _io, *more = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9])
+    return user + nice + system + sum(more), sum(int(stat[11]) + int(stat[12]) for stat in stats)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the machine doesn't tell who uses it")
+def test_a_batch_of_ten_thousand_delays_interactive_requests_by_less_than_100_ms() -> None:
+    """10,000 batch entries in front, first on their way, then in the backlog, cost interactive ones under 100 ms.
+
+    Measured as the result's `waited_ms`: from ingest to the start of the call, so the gate's decision and the way to
+    premium are both in it. The delay is the lower quartile of 15 requests, sent one after the other, less that
+    of 15 on the idle pool: single requests may meet a pause of the machine. Where others use its cores too, 100 ms
+    are stretched by what they take. Alone on two cores the quartile is 54 ms and the slowest of the 15 takes 78 ms.
+    """
+    with open_rig(rpm=600) as rig:
+        rig.run(2)
+        rig.ask("the first one warms up")
+        calm = _waits(rig, "calm")
+        _flood(rig)
+        before = _busy(rig)
+
+        flooded = _waits(rig, "flooded")
+        left, after = _upstream(rig), _busy(rig)
+        wait_until(lambda: not _upstream(rig), 60, why="the flood isn't taken in")
+        waiting = rig.redis.hlen(rig.keys.key("backlog:meta"))
+        behind = _waits(rig, "behind")
+
+        slowness = (after[0] - before[0]) / (after[1] - before[1])
+        print(f"others make this machine {slowness:.1f} times slower; {left} of the flood were still on their way")
+        for name, waits in (("calm", calm), ("flooded", flooded), ("behind the backlog", behind)):
+            print(f"{name}: waited_ms {sorted(round(wait) for wait in waits)}")
+        assert left > 0, "the flood was through before all had asked"
+        assert waiting > BATCH / 2
+        assert _quartile(flooded) - _quartile(calm) < 100 * slowness
+        assert _quartile(behind) - _quartile(calm) < 100 * slowness
