@@ -26,7 +26,9 @@ def setup(*, debug: bool = False, stream: TextIO | None = None) -> None:
         chain: list[Any] = []
     else:
         renderer = structlog.processors.JSONRenderer()
-        chain = [structlog.processors.dict_tracebacks]
+        # Without the variables of the frames: these hold prompts and keys.
+        transform = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        chain = [structlog.processors.ExceptionRenderer(transform)]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

@@ -90,6 +90,9 @@ def of_status(status: int, headers: Mapping[str, str], raw: bytes, *, secret: st
     """
     text = raw[:_LONGEST_RAW].decode(errors="replace")
     said = _said(_tree(raw), text, status)
+    if status != 429:
+        # Resets tell when a limit is full again, which is no cure for what failed otherwise.
+        headers = {name: value for name, value in headers.items() if not name.startswith("x-ratelimit-reset")}
     wait = waits.retry_after_s(headers, text, limit=said.limit, now_s=waits.clock_s(headers, default_s=now_s))
     return _error(status, said, wait, secret)
 

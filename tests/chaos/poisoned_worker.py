@@ -1,4 +1,7 @@
-"""`tokenweir run` with a classify stage that ends its process, as a crash in native code would, at a marked prompt."""
+"""`tokenweir run` with a classify stage that breaks at marked prompts.
+
+At `[poison]` it ends its process, as a crash in native code would; at `[broken]` it raises.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,19 @@ from pipeline.stage import Delivery, Stage
 from pipeline.supervisor import supervise
 from stages.classify import Classify
 
-MARK = b"[poison]"
+POISON, BROKEN = b"[poison]", b"[broken]"
 
 
 class Poisoned(Classify):
-    """Dies of `MARK` before any except-block can see it."""
+    """Dies before any except-block can see it, or fails in one that nobody foresaw."""
 
     async def handle(self, delivery: Delivery) -> Outcome:
         """As its parent, or not at all."""
-        if MARK in delivery.fields.get(b"prompt", b""):
+        prompt = delivery.fields.get(b"prompt", b"")
+        if POISON in prompt:
             os._exit(137)
+        if BROKEN in prompt:
+            raise RuntimeError("a mistake of ours")
         return await super().handle(delivery)
 
 

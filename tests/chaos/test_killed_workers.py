@@ -104,3 +104,21 @@ def test_c09_poison_dies_alone() -> None:
         assert poison.encode() in str(letters[0]).encode()
         assert len(run.events("worker_ended")) == 3  # max_deliveries
         rig.assert_clean()
+
+
+@pytest.mark.slow
+def test_a_mistake_of_ours_ends_in_dead_without_a_word_of_the_prompt() -> None:
+    """A request at which a stage raises is tried a few times, then dead; the log shows where, and no variable."""
+    with open_rig(lease_s=1.0) as rig:
+        run = rig.run(program=("-m", "tests.chaos.poisoned_worker"))
+
+        broken, fine = rig.add("[broken] xylophone-quartz"), rig.add("[fine] and me?")
+        result, other = rig.wait_for([broken, fine])
+
+        assert other.status == "ok"
+        assert (result.status, result.code) == ("error", "dead_letter")
+        failures = run.events("stage_failed")
+        assert len(failures) == 3  # max_deliveries
+        assert "a mistake of ours" in str(failures)
+        assert "xylophone-quartz" not in run.text
+        rig.assert_clean()
