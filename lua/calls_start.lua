@@ -18,13 +18,14 @@
 
 local consumer, replies, returned, changed = ARGV[1], {}, {}, false
 
--- Undo the charge of a grant that was never started.
+-- Undo the charge of a grant that was never started; one that was may have been called for.
 local function give_back(row, held)
-  if held and held.deployment and not held.started then
-    budget.uncharge(held.deployment.state, budget.cost(held.prompt, held.output), held.at)
+  if held and held.started then
+    forget(row.id, row.attempt)
+  else
+    undo(row.id, row.attempt)
     changed = true
   end
-  forget(row.id, row.attempt)
 end
 
 local function start(row)

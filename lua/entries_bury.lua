@@ -8,6 +8,7 @@
 -- A dead letter's own fields are stream, entry, id, deliveries, reason, message, at_ms; the original ones follow
 -- behind the prefix `field:`; of an entry with thousands of them, more than Lua can pass on, as one JSON list.
 -- include entry
+-- include carrier
 -- include result
 
 local MOST_PARTS = 4000
@@ -29,11 +30,11 @@ while at <= #ARGV do
       letter[#letter + 1] = i % 2 == 1 and 'field:' .. value or value
     end
     redis.call('XADD', K.dead, 'MAXLEN', '~', dead_kept, '*', unpack(letter))
-    local carrier = status_get(result.id, 'entry')
-    local stranger = group == 'classify' and carrier and carrier ~= entry
+    local carried, ours_is = status_get(result.id, 'entry'), carrier(K.source, entry)
+    local stranger = group == 'classify' and carried and carried ~= ours_is
     if not stranger and not terminal(result.id, result.replay) then
       write_result(result, kept, ttl_s)
-      status_set(result.id, 'entry', entry, 'dead', '1')
+      status_set(result.id, 'entry', ours_is, 'dead', '1')
     end
     settled(K.source, group, entry)
     replies[#replies + 1] = 1

@@ -9,6 +9,7 @@
 -- include clock
 -- include budget
 -- include entry
+-- include carrier
 -- include pool
 -- include result
 
@@ -44,11 +45,11 @@ end
 if changed then save_budgets() end
 
 for i, row in ipairs(rows) do
-  local carrier = status_get(row.result.id, 'entry')
-  local ours = not (group == 'classify' and carrier and carrier ~= row.entry)
+  local carried, ours_is = status_get(row.result.id, 'entry'), carrier(K.source, row.entry)
+  local ours = not (group == 'classify' and carried and carried ~= ours_is)
   if ours and not terminal(row.result.id, row.result.replay) then
     write_result(row.result, kept, ttl_s)
-    if group == 'classify' then status_set(row.result.id, 'entry', row.entry) end
+    if group == 'classify' then status_set(row.result.id, 'entry', ours_is) end
     replies[i] = 1
   else
     replies[i] = 0

@@ -7,13 +7,14 @@
 --       carries this id already; this one is dropped)
 -- An entry that claims is the first to carry its id: of several with one id only one flows on.
 -- include entry
+-- include carrier
 
 local group, replies = ARGV[1], {}
 
 -- Whether this entry is the one that carries the id.
 local function claim(id, entry, inbox)
-  local carrier = status_get(id, 'entry')
-  if carrier and carrier ~= entry then return false end
+  local carried, entry = status_get(id, 'entry'), carrier(K.source, entry)
+  if carried and carried ~= entry then return false end
   status_set(id, 'entry', entry, 'stage', 'gate', 'state', 'waiting')
   redis.call('PERSIST', ROOT .. 'status:' .. id)
   local waiting = status_get(id, 'inbox')

@@ -33,7 +33,8 @@ local function decide(row)
   if row.deadline_ms > 0 and row.deadline_ms * 1000 <= now then return 'expired' end
   if not possible(cost) and not row.simple then return 'too_large' end
   if free.premium > 0 and not queued_behind_own(row) then
-    local deployment = choose(cost, row.rank)
+    local share = row.simple and free.edge > 0 and 'simple' or row.rank
+    local deployment = choose(cost, share)
     if deployment then
       free.premium = free.premium - 1
       row.deployment = deployment

@@ -7,8 +7,9 @@
 -- cost    {rpm = 1, tpm = 570, ...}: integers >= 0
 local budget = {}
 
--- Shares of the capacity that a class leaves to the classes above it; rank 0, 1, 2.
-budget.floors = {[0] = 0, [1] = 0.1, [2] = 0.3}
+-- Shares of the capacity that are left to others: by rank 0, 1, 2 to the classes above; by simple work, while
+-- the edge can take it, to what only premium can do.
+budget.floors = {[0] = 0, [1] = 0.1, [2] = 0.3, simple = 0.5}
 
 -- What a request costs of each limit there is.
 function budget.cost(prompt, output)
@@ -85,14 +86,14 @@ local function window_wait(item, need, now)
   return 0
 end
 
--- Microseconds until `cost` fits for a class of `rank`; 0 = now. math.huge = never.
-function budget.wait(state, cost, rank)
+-- Microseconds until `cost` fits for who has that floor (a rank, or `simple`); 0 = now. math.huge = never.
+function budget.wait(state, cost, floor)
   local longest = math.max(0, state.pause_until - state.now)
   for _, item in ipairs(state.items) do
     local limit, price = item.limit, cost[item.limit.name] or 0
     if price > limit.limit then return math.huge end
     -- A floor never keeps out what could otherwise go: large requests of a low class must get through too.
-    local kept = math.min(budget.floors[rank] * limit.capacity, math.max(0, limit.capacity - price))
+    local kept = math.min(budget.floors[floor] * limit.capacity, math.max(0, limit.capacity - price))
     local need = math.min(limit.capacity, price + kept)
     if item.level < need then longest = math.max(longest, math.ceil((need - item.level) / limit.rate)) end
     if price + kept + item.used > limit.limit then

@@ -30,10 +30,10 @@ local function save_budgets()
 end
 
 -- The deployment that can take `cost` now, the one with most room; else nil and the shortest wait in us.
-local function choose(cost, rank)
+local function choose(cost, floor)
   local best, shortest = nil, math.huge
   for _, deployment in ipairs(deployments) do
-    local wait = budget.wait(deployment.state, cost, rank)
+    local wait = budget.wait(deployment.state, cost, floor)
     if wait <= 0 and (not best or budget.room(deployment.state) > budget.room(best.state)) then best = deployment end
     shortest = math.min(shortest, wait)
   end
@@ -102,6 +102,15 @@ end
 local function forget(id, attempt)
   redis.call('HDEL', K.grants, id .. '#' .. attempt)
   redis.call('ZREM', K.reservations, id .. '#' .. attempt)
+end
+
+-- Forget a grant and undo its charge: no call was made for it, and none will be.
+local function undo(id, attempt)
+  local held = granted(id, attempt)
+  if held and held.deployment then
+    budget.uncharge(held.deployment.state, budget.cost(held.prompt, held.output), held.at)
+  end
+  forget(id, attempt)
 end
 
 -- Forget a few grants that nobody settled; what they reserved stays charged.

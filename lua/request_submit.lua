@@ -7,6 +7,7 @@
 -- The estimate: as many as are too many, each as dear as those in the backlog, at the refill of all deployments.
 -- Without allow-oom: at maxmemory Redis itself refuses what comes in, while work goes on and drains.
 -- include inbox
+-- include carrier
 -- include pace
 
 local SAMPLE = 16
@@ -36,7 +37,7 @@ end
 local fields = {}
 for i = 3, #ARGV do fields[#fields + 1] = ARGV[i] end
 local entry = redis.call('XADD', K.lane, '*', unpack(fields))
-redis.call('HSET', K.status, 'entry', entry, 'state', 'submitted', 'stage', 'classify')
+redis.call('HSET', K.status, 'entry', carrier(K.lane, entry), 'state', 'submitted', 'stage', 'classify')
 redis.call('PERSIST', K.status)
 -- Others may have asked for it before it came: they stay.
 if ARGV[2] ~= '' then listen(K.status, ARGV[2]) end

@@ -16,6 +16,7 @@ from functools import partial
 import msgspec
 import structlog
 
+from pipeline.calls import start, timed
 from pipeline.hands import Hands
 from pipeline.leases import Leases
 from pipeline.message import Request
@@ -165,7 +166,10 @@ class StageLoop:
         for delivery in deliveries:
             self._hands.take(delivery)
         if self._stage.calls:
-            deliveries = await self._start(deliveries)
+            calls = [(delivery, request) for delivery in deliveries if (request := self._request(delivery)) is not None]
+            deliveries = await start(self._store, self._metrics, calls)
+            started = {delivery.entry_id for delivery in deliveries}
+            self._hands.end(delivery.entry_id for delivery, _ in calls if delivery.entry_id not in started)
         for delivery in deliveries:
             self._hands.decided_by(delivery.entry_id, group.create_task(self._decide(delivery)))
 
@@ -178,27 +182,6 @@ class StageLoop:
             deployment=entry.fields.get(b"deployment", b"").decode(errors="replace"),
         )
 
-    async def _start(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
-        """Start grants in one script; those given back, or no longer ours, are out of our hands."""
-        readable: list[tuple[Delivery, Request]] = []
-        for delivery in deliveries:
-            request = self._request(delivery)
-            if request is not None:
-                readable.append((delivery, request))
-        if not readable:
-            return []
-        rows = [(delivery.entry_id, request) for delivery, request in readable]
-        answers = await self._store.outage.insist(lambda: self._store.gate.start(rows))
-        started: list[Delivery] = []
-        for (delivery, request), (answer, now_ms) in zip(readable, answers, strict=True):
-            self._metrics.started(delivery.deployment, answer)
-            if answer == "started":
-                started.append(self._timed(delivery, request, now_ms))
-            else:
-                self._hands.end([delivery.entry_id])
-                log.info("grant_not_started", request_id=request.id, answer=answer)
-        return started
-
     def _request(self, delivery: Delivery) -> Request | None:
         """The request of an inner entry; one that can't be read goes to `dead`."""
         try:
@@ -206,10 +189,6 @@ class StageLoop:
         except (KeyError, msgspec.DecodeError) as error:
             self._settler.put(delivery, Dead(reason="unreadable", message=f"not an entry of ours: {error}"))
             return None
-
-    def _timed(self, delivery: Delivery, request: Request, now_ms: float) -> Delivery:
-        emit = self._store.deltas.emitter(request) if request.stream else delivery.emit
-        return msgspec.structs.replace(delivery, waited_ms=max(0.0, now_ms - request.entered_ms), emit=emit)
 
     async def _decide(self, delivery: Delivery) -> None:
         """Have the stage decide, whatever it takes."""
@@ -219,7 +198,7 @@ class StageLoop:
                 request = self._request(delivery)
                 if request is None:
                     return
-                delivery = self._timed(delivery, request, self._store.now_ms())
+                delivery = timed(delivery, request, self._store, self._store.now_ms())
             outcome: Outcome = await self._stage.handle(delivery)
         except Exception as error:  # one bad request must not cancel its siblings
             log.exception("stage_failed", stage=self._stage.name, entry=delivery.entry_id)

@@ -47,6 +47,12 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
     pause_s: float = 0
 
 
+class Late(msgspec.Struct, frozen=True, kw_only=True):
+    """A granted call that wasn't made in time: its charge is undone, and it waits for another grant."""
+
+    request: Request
+
+
 class Dead(msgspec.Struct, frozen=True, kw_only=True):
     """No further attempt: the whole entry goes to `dead`, the caller gets a typed error.
 
@@ -69,4 +75,4 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
     """A notice for the backlog: serve what fits now, and come back at the time the script says."""
 
 
-Outcome = Forward | Admit | Done | Retry | Dead | Leave | Drain
+Outcome = Forward | Admit | Done | Retry | Late | Dead | Leave | Drain

@@ -18,7 +18,7 @@ import structlog
 from pipeline.answer import Times, failed
 from pipeline.message import Request
 from pipeline.metrics import Metrics
-from pipeline.outcome import Admit, Dead, Done, Drain, Forward, Leave, Outcome, Retry
+from pipeline.outcome import Admit, Dead, Done, Drain, Forward, Late, Leave, Outcome, Retry
 from pipeline.stage import Delivery
 from pipeline.store import Entry, Store
 from tokenweir.errors import ErrorCode, StoreUnavailable
@@ -118,6 +118,14 @@ class Settler:
                 for _, deployment, retry in rows:
                     self._metrics.retried(deployment, retry)
                     log.warning("attempt_failed", request_id=retry.request.id, reason=retry.reason, wait_s=retry.wait_s)
+            case Late():
+                late = [
+                    (item.delivery.entry_id, item.outcome.request) for item in items if isinstance(item.outcome, Late)
+                ]
+                await self._store.gate.give_back(late)
+                for item in items:
+                    self._metrics.started(item.delivery.deployment, "given_back")
+                    log.warning("call_not_made_in_time", entry=item.delivery.entry_id, cure="fewer workers a core")
             case Dead():
                 await self._bury(lane, items)
             case Leave():

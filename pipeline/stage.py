@@ -6,6 +6,7 @@ A stage decides; it never sees Redis and can be tested by calling `handle` with 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -32,6 +33,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
         deliveries: how often it has been delivered, this time included.
         deployment: on `premium`, which deployment the gate granted; empty elsewhere.
         waited_ms: Redis time from ingest until it came into these hands; -1 = not known yet.
+        call_by: on `premium`, the monotonic time by which the call must be on its way, or not be made.
         emit: see `Emit`.
     """
 
@@ -41,6 +43,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     deliveries: int = 1
     deployment: str = ""
     waited_ms: float = -1
+    call_by: float = math.inf
     emit: Emit = _silent
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -16,7 +17,7 @@ import structlog
 from pipeline.answer import Stopwatch, Times, answered, failed
 from pipeline.config import Deployment
 from pipeline.message import Request
-from pipeline.outcome import Done, Outcome, Retry
+from pipeline.outcome import Done, Late, Outcome, Retry
 from pipeline.stage import Delivery
 from stages.providers.openai_chat import OpenAIChat
 from tokenweir.errors import ErrorCode, ProviderError, ProviderLimited, ProviderRejected, ProviderUnavailable
@@ -83,6 +84,8 @@ class Premium:
             provider = self._providers.get(delivery.deployment)
             if provider is None:  # another configuration granted it, e.g. in the middle of a rolling update
                 raise ProviderUnavailable(f"no deployment {delivery.deployment!r} here", reason="deployment_unknown")
+            if time.monotonic() > delivery.call_by:
+                return Late(request=request)
             watch.call_started()
             answer = await provider.answer(request, on_text)
         except ProviderError as error:

@@ -18,7 +18,7 @@ from tokenweir.errors import StoreUnavailable
 log = structlog.get_logger()
 
 _ADMIT, _DRAIN, _START = load("gate_admit"), load("backlog_drain"), load("calls_start")
-_SEED, _BEAT = load("limits_seed"), load("worker_beat")
+_SEED, _BEAT, _RETURN = load("limits_seed"), load("worker_beat"), load("calls_return")
 
 
 class Verdict(NamedTuple):
@@ -64,7 +64,11 @@ class Gate:
         args: list[Argument] = []
         for deployment in self._deployments:
             args += seed(deployment)
-        return int(await self._connection.run(_SEED, args))
+        return int(await self._connection.run(_SEED, args, rest=self._budgets))
+
+    def call_within_s(self, deployment: str) -> float:
+        """How long a started call may take to be on its way: a quarter of `send_within_s`."""
+        return next((one.send_within_s / 4 for one in self._deployments if one.name == deployment), 0.0)
 
     async def admit(self, rows: Sequence[tuple[str, Request]]) -> list[Verdict]:
         """Decide for a batch of gate entries, in this order, and hand them over."""
@@ -87,6 +91,13 @@ class Gate:
             args += request_row(entry_id, request, window_s=self._window_s)
         reply = await self._grant(_START, args)
         return [(answer.decode(), int(now_ms)) for answer, now_ms in reply]
+
+    async def give_back(self, rows: Sequence[tuple[str, Request]]) -> int:
+        """Undo grants that were started and never called for; returns how many were still ours."""
+        args: list[Argument] = [self._consumer]
+        for entry_id, request in rows:
+            args += request_row(entry_id, request, window_s=self._window_s)
+        return int(await self._grant(_RETURN, args))
 
     async def _grant(self, script: Script, args: Sequence[Argument]) -> Any:
         """Run a script that grants. Redis may have been emptied: then limits are put in place first, as a script is."""

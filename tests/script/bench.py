@@ -77,9 +77,8 @@ class Bench:
         """Groups, limits, budgets born an hour ago, slots."""
         for lane in LANES:
             await self.redis("XGROUP", "CREATE", self.keys.key(lane), GROUPS[lane], "0", "MKSTREAM")
-        await self.seed(self.deployments)
         await self.forward_to(START_US)
-        await self.drain()
+        await self.seed(self.deployments)
         await self.forward_to(START_US + 3600 * SECOND_US)
         await self.beat(premium=premium, edge=edge)
 
@@ -187,6 +186,12 @@ class Bench:
         for item in held:
             args += request_row(item.entry, item.request, window_s=60)
         return [answer.decode() for answer, _ in await self.run("calls_start", args)]
+
+    async def give_back(self, held: Sequence[Held], *, consumer: str = "w1") -> int:
+        args: list[Argument] = [consumer]
+        for item in held:
+            args += request_row(item.entry, item.request, window_s=60)
+        return int(await self.run("calls_return", args))
 
     async def finish(self, *held: Held, used: int = -1, streamed: bool = False, **fields: Any) -> list[int]:
         """Write terminal results of entries of one lane; 1 = it was the first."""

@@ -154,3 +154,42 @@ async def test_a_call_without_its_grant_goes_back(bench: Bench) -> None:
 
     assert (await views.budget(bench))[:2] == before[:2]
     assert await views.waiting(bench) == ["a"]
+
+
+async def test_a_call_that_was_not_made_costs_nothing(bench: Bench) -> None:
+    """A worker that was kept from a started call for too long gives it back to the last token, at its old place."""
+    held = await granted(bench, "a")
+    level = await views.level(bench)
+    assert await bench.start(held) == ["started"]
+
+    assert await bench.give_back(held) == 1
+
+    assert (await views.budget(bench))[:2] == (0, 0)
+    assert await views.level(bench) == pytest.approx(level + 100)
+    assert await views.waiting(bench) == ["a"]
+    assert await bench.give_back(held) == 0, "asked again after a lost reply"
+    assert (await views.budget(bench))[:2] == (0, 0)
+
+
+async def test_only_the_owner_gives_a_call_back(bench: Bench) -> None:
+    """A worker that was taken for dead can't undo the charge of whoever calls in its place."""
+    held = await granted(bench, "a")
+    await bench.start(held)
+    await bench.redis("XCLAIM", bench.keys.key("premium"), "premium", "w2", 0, held[0].entry)
+    before = await views.budget(bench)
+
+    assert await bench.give_back(held) == 0
+
+    assert await views.budget(bench) == before
+
+
+async def test_what_was_answered_meanwhile_is_not_put_back(bench: Bench) -> None:
+    """A call given back after another attempt brought the answer is done with."""
+    held = await granted(bench, "a")
+    await bench.start(held)
+    await bench.redis("HSET", bench.keys.status("a"), "terminal", "0")
+
+    assert await bench.give_back(held) == 1
+
+    assert await views.waiting(bench) == []
+    await bench.redis("DEL", bench.keys.status("a"))

@@ -123,6 +123,16 @@ async def test_the_edge_queue_is_short(opened: Open) -> None:
     assert decisions == ["edge"] * 5 + ["deferred"]
 
 
+async def test_simple_work_leaves_half_of_the_burst_to_the_rest(opened: Open) -> None:
+    """While the edge can help, simple requests don't take the last half of what only premium can do."""
+    bench = await opened(edge=1)
+    simple: dict[str, Any] = {"simple": True, "edge": True, "prompt_tokens": 360}
+
+    decisions = await bench.send(*(bench.request(name, tenant=name, **simple) for name in "abc"))
+
+    assert decisions == ["premium", "edge", "premium"], "400 of 1,000 tokens each; c finds the edge busy"
+
+
 async def test_a_dead_edge_gets_nothing(opened: Open) -> None:
     """When the edge gives no sign of life, simple requests wait for premium instead."""
     bench = await opened(premium=0, edge=4)

@@ -45,6 +45,18 @@ async def test_of_several_entries_with_one_id_one_flows_on(bench: Bench) -> None
     assert await views.lengths(bench) == {"gate:interactive": 1}
 
 
+async def test_the_same_entry_id_in_two_streams_is_two_entries(bench: Bench) -> None:
+    """Two entries of one request, written to two streams in the same millisecond, are still one request."""
+    body = msgspec.json.encode(bench.request("a"))
+    for lane in ("ingest", "ingest:batch"):
+        await bench.redis("XADD", bench.keys.key(lane), "1796000000000-7", "request", body)
+
+    first = await bench.forward(await bench.take("ingest"), "gate:interactive", claims=True)
+    second = await bench.forward(await bench.take("ingest:batch"), "gate:batch", claims=True)
+
+    assert (first, second) == (["moved"], ["repeat"])
+
+
 async def test_an_answered_id_flows_no_further(bench: Bench) -> None:
     """Once an id has its result, what is left of it is dropped at the next hand-over."""
     (call,) = await called(bench, "a")

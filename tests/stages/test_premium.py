@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 
 from pipeline.config import Deployment
-from pipeline.outcome import Done, Outcome, Retry
+from pipeline.outcome import Done, Late, Outcome, Retry
 from stages.premium import Premium
 
 if TYPE_CHECKING:
@@ -232,3 +233,15 @@ async def test_cancelling_at_any_moment_ends_the_call(server: Script, deliver: D
     outcome = await stage.handle(deliver())
     await stage.aclose()
     assert done(outcome).result.content == "Hello"
+
+
+async def test_a_call_that_can_no_longer_be_made_in_time_is_not_made(
+    server: Script, premium: Premium, deliver: Deliver
+) -> None:
+    """A worker that was kept from its call lets it go: the provider might count it in another window."""
+    late = msgspec.structs.replace(deliver(), call_by=time.monotonic() - 0.001)
+
+    outcome = await premium.handle(late)
+
+    assert outcome == Late(request=late.request)
+    assert server.calls == []

@@ -1,0 +1,34 @@
+#!lua flags=allow-oom
+-- Give back calls that were started but never made: their charge is undone, they wait at their old place.
+--
+-- KEYS  limits reservations grants premium deferred backlog:interactive backlog:standard backlog:batch backlog:simple backlog:due backlog:deadlines backlog:meta backlog:bodies tenants *
+-- ARGV  consumer; then a row a request (part_row.lua)
+-- Reply how many were given back; the others were no longer ours
+-- For a worker that was kept from its call for so long that the provider might count it after the window of the
+-- grant. It alone knows that nothing was sent, and says so before it lets go of the entry.
+-- include clock
+-- include budget
+-- include entry
+-- include pool
+-- include limits
+-- include backlog
+-- include row
+
+local consumer, returned = ARGV[1], {}
+for at = 2, #ARGV, ROW_WIDTH do
+  local row = read_row(at)
+  if owned(K.premium, 'premium', row.entry, consumer) then
+    undo(row.id, row.attempt)
+    returned[#returned + 1] = row
+  end
+end
+save_budgets()
+for _, row in ipairs(returned) do
+  if not terminal(row.id, row.replay) then
+    backlog.put(row.id, row, row.body, 0)
+    status_set(row.id, 'state', 'deferred', 'stage', 'deferred')
+  end
+  settled(K.premium, 'premium', row.entry)
+end
+if #returned > 0 then backlog.notice('given_back') end
+return #returned
