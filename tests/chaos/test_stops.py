@@ -41,7 +41,7 @@ def _in_a_long_call(rig: Rig, marker: str, *, seconds: float) -> str:
 def test_c66_a_stop_lets_a_long_call_finish(rig: Rig, workers: int) -> None:
     """SIGTERM in the middle of a call: it is finished, acknowledged and answered, one call, exit code 0."""
     run, marker = rig.run(workers), f"[finish {workers}]"
-    request = _in_a_long_call(rig, marker, seconds=2)
+    request = _in_a_long_call(rig, marker, seconds=1.5)
 
     run.signal(signal.SIGTERM)
     code = run.wait()
@@ -77,7 +77,7 @@ def test_c66_what_cannot_finish_is_handed_back(rig: Rig) -> None:
 def test_a_stopping_worker_takes_nothing_new(rig: Rig) -> None:
     """What is added after the signal waits for the next worker, and is answered by it."""
     run = rig.run()
-    long = _in_a_long_call(rig, "[nothing new]", seconds=2)
+    long = _in_a_long_call(rig, "[nothing new]", seconds=1.5)
     run.signal(signal.SIGTERM)
     wait_until(lambda: not rig.redis.hlen(rig.keys.key("slots")), why="a stopping worker still offers slots")
     late = rig.add("[late] anybody?")
@@ -91,10 +91,9 @@ def test_a_stopping_worker_takes_nothing_new(rig: Rig) -> None:
     rig.assert_clean()
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_ctrl_c_ends_all_in_time(rig: Rig, workers: int) -> None:
+def test_ctrl_c_ends_all_in_time(rig: Rig) -> None:
     """Ctrl-C in a terminal reaches every process of the group: all end within seconds, quietly, with code 0."""
-    run = rig.run(workers)
+    run = rig.run(3)
     ids = rig.add_many(30)
 
     began = time.monotonic()
@@ -108,11 +107,10 @@ def test_ctrl_c_ends_all_in_time(rig: Rig, workers: int) -> None:
     rig.assert_clean()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_second_signal_ends_at_once(rig: Rig, workers: int) -> None:
+def test_a_second_signal_ends_at_once(rig: Rig) -> None:
     """Whoever can't wait signals twice: the process ends, what it held stays pending and is answered by the next."""
-    run, marker = rig.run(workers), f"[twice {workers}]"
-    request = _in_a_long_call(rig, marker, seconds=12)
+    run = rig.run()
+    request = _in_a_long_call(rig, "[twice]", seconds=12)
 
     run.signal(signal.SIGTERM)
     wait_until(lambda: not rig.redis.hlen(rig.keys.key("slots")))
