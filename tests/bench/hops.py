@@ -151,8 +151,9 @@ async def bare(url: str, *, rate: int, seconds: float) -> Figures:
 async def _load(url: str, ingest: str, responses: str, *, rate: int, seconds: float) -> tuple[int, list[float]]:
     """Send evenly, read what comes back; latencies in ms."""
     send, read = Connection(connect(url), Keys("load")), Connection(connect(url, max_connections=1), Keys("load"))
-    count, sent_at, taken = round(rate * seconds), {}, []
-    last = b"$"
+    sent_at: dict[str, float] = {}
+    taken: list[float] = []
+    count = round(rate * seconds)
     newest = await send.command("XREVRANGE", responses, "+", "-", "COUNT", 1)
     last = newest[0][0] if newest else b"0"
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.rig import LEASE_S, Rig, open_rig, wait_until
+from tests.integration.processes import wait_until
+from tests.integration.rig import LEASE_S, Rig, open_rig
 
 # Granted in one script call at most, and so perhaps granted and never called when a worker dies.
 CALLS_IN_HAND = 16

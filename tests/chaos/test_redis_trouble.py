@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.rig import Rig, open_rig, wait_until
+from tests.integration.processes import wait_until
+from tests.integration.rig import Rig, open_rig
 from tests.support import server_kinds
 from tokenweir.keys import GROUPS
 

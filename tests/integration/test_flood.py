@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.rig import Rig, open_rig, wait_until
+from tests.integration.processes import wait_until
+from tests.integration.rig import Rig, open_rig
 
 BATCH, ASKED = 10_000, 15
 

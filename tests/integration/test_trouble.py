@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.rig import Rig, open_rig, wait_until
+from tests.integration.processes import wait_until
+from tests.integration.rig import Rig, open_rig
 
 # A bucket of 6 requests, refilled by 9 a second.
 RPM, BURST = 60, 12
