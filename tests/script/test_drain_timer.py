@@ -81,3 +81,18 @@ async def test_a_timer_without_a_notice_in_hand_is_passed_on(bench: Bench) -> No
 
     (notice,) = await bench.notices(consumer="w2")
     assert (await bench.drain(notice, consumer="w2")).kept == notice
+
+
+async def test_a_time_that_nobody_keeps_is_noticed_by_any_worker(bench: Bench) -> None:
+    """When the keeper was killed and nothing else happens, the next beat of any worker has it served."""
+    await bench.fill()
+    await bench.send(bench.request("a", prompt_tokens=500, entered_ms=bench.now_ms))
+    await bench.drain(*await bench.notices(consumer="killed"), consumer="killed")
+    await bench.beat(consumer="w2")
+    assert await bench.notices(consumer="w2") == [], "the time isn't over yet"
+    await bench.advance(60)
+
+    await bench.beat(consumer="w2")
+
+    (overdue,) = await bench.notices(consumer="w2")
+    assert (await bench.drain(overdue, consumer="w2")).premium == 1
