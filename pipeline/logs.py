@@ -14,7 +14,8 @@ from typing import Any, TextIO
 
 import structlog
 
-_SECRET = re.compile(r"(sk-|Bearer\s+|://[^:/@\s]*:)[A-Za-z0-9_\-.]{4,}")
+# A provider's key, a bearer token, the password of a URL.
+_SECRET = re.compile(r"(sk-|Bearer\s+)[A-Za-z0-9_\-.]{4,}|(://[^:/@\s]*:)[^@\s]+(?=@)")
 
 
 def setup(*, debug: bool = False, stream: TextIO | None = None) -> None:
@@ -50,5 +51,5 @@ def _mask(_logger: object, _method: str, event: MutableMapping[str, Any]) -> Mut
     """Mask what looks like a key or a password."""
     for name, value in event.items():
         if isinstance(value, str) and _SECRET.search(value):
-            event[name] = _SECRET.sub(r"\1***", value)
+            event[name] = _SECRET.sub(r"\1\2***", value)
     return event

@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     import msgspec
+    import structlog
 
     from pipeline import logs, tokens
     from pipeline.app import Worker
@@ -40,6 +41,9 @@ def run(args: argparse.Namespace) -> int:
     target = resolve(args)
     only = args.stages.split(",") if args.stages else FLOW
     Worker(target.config, target.pool_name, url=target.url, only=only)  # a mistake shows before anything is forked
+    if target.server is not None:
+        port = target.server.tcp_url.rpartition(":")[2].partition("/")[0]
+        structlog.get_logger().info("embedded_redis_ready", url=target.server.tcp_url, try_it=f"redis-cli -p {port}")
     if "classify" in only:
         tokens.preload(deployment.model for deployment in target.pool.deployments)
 
