@@ -136,7 +136,7 @@ class Worker:
                     offered, at = slots, time.monotonic()
                 except StoreUnavailable as error:
                     store.outage.failed(error)
-            self._metrics.outage.set(store.outage.seconds_total)
+            self._metrics.outages_lasted(store.outage.seconds_total)
             await asyncio.sleep(0.25)
 
     async def _bow_out(self, store: Store) -> None:

@@ -32,7 +32,7 @@ async def start(store: Store, metrics: Metrics, calls: Sequence[tuple[Delivery, 
     answers = await store.outage.insist(lambda: store.gate.start(rows))
     started: list[Delivery] = []
     for (delivery, request), (answer, now_ms) in zip(calls, answers, strict=True):
-        metrics.started(delivery.deployment, answer)
+        metrics.started(delivery.deployment, answer, request)
         if answer == "started":
             call_by = asked + store.gate.call_within_s(delivery.deployment)
             started.append(msgspec.structs.replace(timed(delivery, request, store, now_ms), call_by=call_by))

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from pipeline.store.overview import Overview
+from tokenweir.keys import GROUPS
 
 
 class PoolGauges:
@@ -54,15 +55,15 @@ class PoolGauges:
         yield from (ratio, level, capacity, used)
 
     def _queues(self, overview: Overview) -> Iterable[Metric]:
-        labels = ["pool", "stream"]
+        labels = ["pool", "stage"]
         waiting = GaugeMetricFamily("tokenweir_queue_waiting", "Entries that nobody has taken", labels=labels)
         pending = GaugeMetricFamily("tokenweir_queue_pending", "Entries in hand", labels=labels)
         oldest = GaugeMetricFamily("tokenweir_queue_oldest_seconds", "Age of the oldest entry", labels=labels)
-        for queue in overview.queues:
-            names = [self._pool, queue.stream]
-            waiting.add_metric(names, queue.waiting)
-            pending.add_metric(names, queue.pending)
-            oldest.add_metric(names, queue.oldest_s)
+        for stage in dict.fromkeys(GROUPS.values()):
+            lanes = [queue for queue in overview.queues if GROUPS[queue.stream] == stage]
+            waiting.add_metric([self._pool, stage], sum(lane.waiting for lane in lanes))
+            pending.add_metric([self._pool, stage], sum(lane.pending for lane in lanes))
+            oldest.add_metric([self._pool, stage], max(lane.oldest_s for lane in lanes))
         backlog = GaugeMetricFamily("tokenweir_backlog_waiting", "Deferred requests", labels=["pool", "class"])
         for name, count in overview.backlog.items():
             backlog.add_metric([self._pool, name], count)

@@ -10,7 +10,7 @@ import msgspec
 
 from pipeline.message import Request
 from tokenweir.errors import ErrorCode
-from tokenweir.wire import Result
+from tokenweir.wire import Class, Result
 
 
 class Forward(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,9 +28,13 @@ class Admit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """The terminal result. `used_tokens` settles the grant; -1 = unknown, the reservation stands."""
+    """The terminal result, with its request's class and whether deltas were wanted.
+
+    `used_tokens` settles the grant; -1 = unknown, the reservation stands.
+    """
 
     result: Result
+    priority: Class = "interactive"
     stream: bool = False
     used_tokens: int = -1
 

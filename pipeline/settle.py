@@ -119,13 +119,7 @@ class Settler:
                     self._metrics.retried(deployment, retry)
                     log.warning("attempt_failed", request_id=retry.request.id, reason=retry.reason, wait_s=retry.wait_s)
             case Late():
-                late = [
-                    (item.delivery.entry_id, item.outcome.request) for item in items if isinstance(item.outcome, Late)
-                ]
-                await self._store.gate.give_back(late)
-                for item in items:
-                    self._metrics.started(item.delivery.deployment, "given_back")
-                    log.warning("call_not_made_in_time", entry=item.delivery.entry_id, cure="fewer workers a core")
+                await self._give_back(items)
             case Dead():
                 await self._bury(lane, items)
             case Leave():
@@ -136,6 +130,13 @@ class Settler:
                 raise AssertionError("drains are written by themselves")
             case _ as unknown:
                 assert_never(unknown)
+
+    async def _give_back(self, items: Sequence[Settled]) -> None:
+        calls = [(item.delivery, item.outcome.request) for item in items if isinstance(item.outcome, Late)]
+        await self._store.gate.give_back([(delivery.entry_id, request) for delivery, request in calls])
+        for delivery, request in calls:
+            self._metrics.started(delivery.deployment, "given_back", request)
+            log.warning("call_not_made_in_time", request_id=request.id, cure="fewer workers a core")
 
     async def _forward(self, lane: str, items: Sequence[Settled]) -> None:
         rows = [
@@ -156,9 +157,10 @@ class Settler:
         for item, (entry_id, request), verdict in zip(items, rows, verdicts, strict=True):
             self._metrics.decided(request, verdict.decision)
             if verdict.decision in _REFUSALS:
-                refused.setdefault(item.delivery.lane, []).append(
-                    (entry_id, Done(result=self._refusal(request, verdict.decision), stream=request.stream))
+                done = Done(
+                    result=self._refusal(request, verdict.decision), priority=request.priority, stream=request.stream
                 )
+                refused.setdefault(item.delivery.lane, []).append((entry_id, done))
         for lane, rows_of_lane in refused.items():
             await self._finish(lane, rows_of_lane)
 
@@ -172,7 +174,7 @@ class Settler:
         first = await self._store.streams.finish(lane, rows)
         for (entry_id, done), terminal in zip(rows, first, strict=True):
             if terminal:
-                self._metrics.answered(done.result)
+                self._metrics.answered(done.result, done.priority)
                 log.info("request_answered", request_id=done.result.id, **_figures(done.result))
             else:
                 log.info("result_dropped", request_id=done.result.id, entry=entry_id, reason="answered already")
@@ -190,7 +192,7 @@ class Settler:
         ):
             if ours:
                 self._metrics.buried(GROUPS[lane], dead.reason)
-                self._metrics.answered(result)
+                self._metrics.answered(result, "interactive")  # its class may not be readable; it has no times either
                 log.warning("request_buried", request_id=result.id, entry=entry.id, lane=lane, reason=dead.reason)
 
     async def _drain(self, notices: Sequence[Delivery]) -> None:

@@ -63,4 +63,8 @@ class Classify:
 
 def _ended(request: Request, code: ErrorCode, message: str, delivery: Delivery, *, status: ResultStatus) -> Done:
     times = Times(waited_ms=delivery.waited_ms, total_ms=delivery.waited_ms)
-    return Done(result=failed(request, code, message, status=status, times=times), stream=request.stream)
+    return Done(
+        result=failed(request, code, message, status=status, times=times),
+        priority=request.priority,
+        stream=request.stream,
+    )

@@ -96,7 +96,7 @@ class EdgeCall:
             return self._failed(request, error.reason, spoke=spoke)
         self._failures = self._troubles = 0
         result = answered(request, answer, route="edge", times=watch.times(answer.first_s))
-        return Done(result=result, stream=request.stream)
+        return Done(result=result, priority=request.priority, stream=request.stream)
 
     def _failed(self, request: Request, reason: str, *, spoke: bool) -> Outcome:
         log.debug("edge_call_failed", reason=reason)

@@ -94,6 +94,7 @@ class Premium:
             return self._outcome(request, error, watch.times(), model=model, spoke=spoke)
         return Done(
             result=answered(request, answer, route="premium", times=watch.times(answer.first_s)),
+            priority=request.priority,
             stream=request.stream,
             used_tokens=-1 if answer.usage.estimated else answer.usage.total_tokens,
         )
@@ -105,13 +106,13 @@ class Premium:
         """
         if isinstance(error, ProviderRejected):
             result = failed(request, error.code, str(error), route="premium", model=model, times=times)
-            return Done(result=result, stream=request.stream, used_tokens=-1 if spoke else 0)
+            return Done(result=result, priority=request.priority, stream=request.stream, used_tokens=-1 if spoke else 0)
         limited = isinstance(error, ProviderLimited)
         if request.attempt >= self._max_attempts * (_LIMITED_TRIES_FACTOR if limited else 1):
             code: ErrorCode = "quota_exhausted" if error.reason == "quota_exhausted" else "provider_unavailable"
             message = f"given up after {request.attempt} attempts; the last one: {error}"
             result = failed(request, code, message, route="premium", model=model, times=times)
-            return Done(result=result, stream=request.stream)
+            return Done(result=result, priority=request.priority, stream=request.stream)
         backoff_s = self._jitter(*_BACKOFF_S) * request.attempt
         wait_s = error.retry_after_s or backoff_s
         return Retry(
