@@ -17,11 +17,6 @@ from pipeline.sandbox.server import serving
 from pipeline.sandbox.settings import SandboxSettings
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Bench:
     """One running sandbox with a client of each kind; the openai client never repeats a call."""
 

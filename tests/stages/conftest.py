@@ -17,11 +17,6 @@ from pipeline.stage import Delivery
 MESSAGES = [{"role": "user", "content": "Where is my parcel?"}]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Call(msgspec.Struct, frozen=True):
     """One HTTP call as the server saw it."""
 

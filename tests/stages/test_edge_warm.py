@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import structlog
 
 from pipeline.config import Edge
 from stages.edge import EdgeCall
+from tests.support import eventually
 
 if TYPE_CHECKING:
     from tests.stages.conftest import Deliver, Script
@@ -40,12 +41,6 @@ async def running(stage: EdgeCall) -> AsyncIterator[None]:
         yield
         stop.set()
     await stage.aclose()
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - the stage tells its readiness, and no event of it
-            await asyncio.sleep(0.001)
 
 
 async def test_ready_means_loaded(server: Script) -> None:
