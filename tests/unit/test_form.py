@@ -61,7 +61,7 @@ def test_only_the_configuration_reads_the_environment() -> None:
     assert [path.name for path in readers] == ["config.py"]
 
 
-def test_only_two_places_import_the_redis_client() -> None:
+def test_only_one_place_imports_the_redis_client() -> None:
     """One edge to Redis: the connection, and nothing else."""
     importers = set()
     for path in SOURCES:
