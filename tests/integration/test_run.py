@@ -97,6 +97,7 @@ def test_a_repeated_id_is_one_request(rig: Rig) -> None:
 
 def test_what_a_raw_client_claims_comes_back(rig: Rig) -> None:
     """An operator may XCLAIM an entry for a consumer that does nothing: after the lease a worker takes it up."""
+    rig.ask("the first one waits for the workers to make their groups")
     key, dead = rig.keys.key("ingest"), rig.command("XLEN", rig.keys.key("dead"))
     with rig.redis.pipeline(transaction=True) as both:  # read in the same step, before any worker can
         both.xadd(key, {"prompt": "[stuck] who has me?"})
