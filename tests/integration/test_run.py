@@ -129,7 +129,9 @@ def test_two_pools_share_nothing(rig: Rig) -> None:
     other = rig.configure("other")
     run = other.run()
     try:
-        mine, theirs = rig.add("[mine] whose am I?", complexity="complex"), other.add("[theirs] whose am I?")
+        # Ids of their own: the two entries' may be equal, written to two streams in one millisecond.
+        mine = rig.add("[mine] whose am I?", complexity="complex", id="mine")
+        theirs = other.add("[theirs] whose am I?", id="theirs")
         rig.wait_for([mine])
         other.wait_for([theirs])
         other.assert_clean()
