@@ -20,7 +20,6 @@ class PoolGauges:
     def __init__(self, pool: str, registry: CollectorRegistry) -> None:
         self._pool = pool
         self._overview: Overview | None = None
-        self._serving = True
         registry.register(self)
 
     def show(self, overview: Overview | None) -> None:

@@ -139,13 +139,9 @@ class Settler:
             log.warning("call_not_made_in_time", request_id=request.id, cure="fewer workers a core")
 
     async def _forward(self, lane: str, items: Sequence[Settled]) -> None:
-        rows = [
-            (item.delivery.entry_id, item.outcome, item.outcome.request.reply_to)
-            for item in items
-            if isinstance(item.outcome, Forward)
-        ]
+        rows = [(item.delivery.entry_id, item.outcome) for item in items if isinstance(item.outcome, Forward)]
         answers = await self._store.streams.forward(lane, rows)
-        for (entry_id, outcome, _), answer in zip(rows, answers, strict=True):
+        for (entry_id, outcome), answer in zip(rows, answers, strict=True):
             if answer == b"repeat":
                 log.info("repeat_dropped", request_id=outcome.request.id, entry=entry_id)
 

@@ -72,9 +72,7 @@ class Gate:
 
     async def admit(self, rows: Sequence[tuple[str, Request]]) -> list[Verdict]:
         """Decide for a batch of gate entries, in this order, and hand them over."""
-        args: list[Argument] = [self._edge_queue, self._max_waiting]
-        for entry_id, request in rows:
-            args += request_row(entry_id, request, window_s=self._window_s)
+        args = [self._edge_queue, self._max_waiting, *self._rows(rows)]
         reply = await self._grant(_ADMIT, args)
         return [Verdict(decision.decode(), name.decode(), int(position)) for decision, name, position in reply]
 
@@ -86,18 +84,16 @@ class Gate:
 
     async def start(self, rows: Sequence[tuple[str, Request]]) -> list[tuple[str, int]]:
         """Start granted calls: (`started` | `given_back` | `gone`, Redis time in ms) each."""
-        args: list[Argument] = [self._consumer]
-        for entry_id, request in rows:
-            args += request_row(entry_id, request, window_s=self._window_s)
-        reply = await self._grant(_START, args)
+        reply = await self._grant(_START, [self._consumer, *self._rows(rows)])
         return [(answer.decode(), int(now_ms)) for answer, now_ms in reply]
 
     async def give_back(self, rows: Sequence[tuple[str, Request]]) -> int:
         """Undo grants that were started and never called for; returns how many were still ours."""
-        args: list[Argument] = [self._consumer]
-        for entry_id, request in rows:
-            args += request_row(entry_id, request, window_s=self._window_s)
-        return int(await self._grant(_RETURN, args))
+        return int(await self._grant(_RETURN, [self._consumer, *self._rows(rows)]))
+
+    def _rows(self, rows: Sequence[tuple[str, Request]]) -> list[Argument]:
+        """The arguments of all `rows`, one after the other."""
+        return [part for entry_id, request in rows for part in request_row(entry_id, request, window_s=self._window_s)]
 
     async def _grant(self, script: Script, args: Sequence[Argument]) -> Any:
         """Run a script that grants. Redis may have been emptied: then limits are put in place first, as a script is."""

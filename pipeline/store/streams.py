@@ -90,14 +90,14 @@ class Streams:
         streams = cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes] | None]]]]", reply or [])
         return [Entry(names[key], id_.decode(), fields or {}) for key, found in streams for id_, fields in found]
 
-    async def forward(self, lane: str, rows: Sequence[tuple[str, Forward, str]]) -> list[bytes]:
-        """Hand entries over: (entry id, outcome, inbox) each; answers `moved`, `gone` or `repeat`."""
-        targets = sorted({outcome.to for _, outcome, _ in rows})
+    async def forward(self, lane: str, rows: Sequence[tuple[str, Forward]]) -> list[bytes]:
+        """Hand entries over: (entry id, outcome) each; answers `moved`, `gone` or `repeat`."""
+        targets = sorted({outcome.to for _, outcome in rows})
         args: list[Argument] = [GROUPS[lane]]
-        for entry_id, outcome, inbox in rows:
-            request = outcome.request
+        for entry_id, outcome in rows:
+            request, claims = outcome.request, int(outcome.claims)
             index = targets.index(outcome.to) + 1
-            args += (entry_id, request.id, request.replay, int(outcome.claims), inbox, index, encode(request))
+            args += (entry_id, request.id, request.replay, claims, request.reply_to, index, encode(request))
         reply = await self._connection.run(_FORWARD, args, bind=self._source(lane), rest=targets)
         return cast("list[bytes]", reply)
 

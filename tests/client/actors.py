@@ -62,9 +62,7 @@ class Worker:
             request = self.request(entry)
             lane = f"gate:{request.priority}"
             await self.streams.make_groups([lane])
-            await self.streams.forward(
-                entry.lane, [(entry.id, Forward(request=request, to=lane, claims=True), request.reply_to)]
-            )
+            await self.streams.forward(entry.lane, [(entry.id, Forward(request=request, to=lane, claims=True))])
             for moved in await self.streams.read(self.connection, [lane], count=1):
                 await self.gate.admit([(moved.id, decode(moved.fields[b"request"]))])
 
