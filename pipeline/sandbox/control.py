@@ -26,7 +26,7 @@ class PremiumBook(msgspec.Struct, frozen=True):
 
     Attributes:
         rejected: 429s sent because of the limits; 429s ordered as faults aren't among them.
-        rejected_by: the same by reason: requests, tokens, too_large.
+        rejected_by: the same by reason: the dimension that was short, or too_large.
         fates: ends of calls: answered, refused, invalid, fault, gone; `open` ones have none yet.
     """
 
@@ -106,7 +106,7 @@ class Control:
             range=Range(from_s=from_s, to_s=to_s, used=ledger.used(from_s, to_s)),
             per_second=ledger.per_second(),
         )
-        limits = {name: budget.limit for name, budget in state.limits.budgets.items()}
+        limits: dict[str, int] = {name: budget.limit for name, budget in state.limits.budgets.items()}
         return _json(
             Book(
                 now=now,

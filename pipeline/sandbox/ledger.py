@@ -1,7 +1,6 @@
 """The judge's book: every call with its time, tokens and fate, and what the account really let through.
 
-It shares no arithmetic with `limits`: the worst window is counted here anew from the admitted calls, so a fault in the
-enforcement shows as a ratio above the mode's own bound. Pure; times are seconds of one clock that never steps back.
+Pure; times are seconds of one clock that never steps back.
 """
 
 from array import array
@@ -10,6 +9,8 @@ from collections import deque
 from collections.abc import Sequence
 
 import msgspec
+
+from pipeline.sandbox.meter import WorstWindow
 
 _SECONDS_KEPT = 86_400
 
@@ -35,14 +36,12 @@ class Ledger:
     """
 
     def __init__(self, *, requests: int, tokens: int, window_s: float, keep: int = 1_000_000) -> None:
-        self._limits = (requests, tokens)
-        self._window_s = window_s
         self._keep = keep
         self._at = array("d")  # arrivals of admitted calls
         self._total = array("q")  # tokens admitted up to and including each of them
         self._dropped_total = 0
-        self._first = 0  # the oldest admitted call in the window that ends with the newest
-        self._worst = (0, 0)
+        self._requests = WorstWindow(requests, window_s)
+        self._tokens = WorstWindow(tokens, window_s)
         self._seconds: deque[list[int]] = deque(maxlen=_SECONDS_KEPT)
         self.admitted = 0
         self.rejected = 0
@@ -64,33 +63,25 @@ class Ledger:
         self._seconds[-1][1] += 1
         self._total.append(self._up_to(len(self._at)) + tokens)
         self._at.append(now)
-        self._widen(now)
+        self._requests.record(1, now)
+        self._tokens.record(tokens, now)
         self._trim()
 
     def _up_to(self, count: int) -> int:
         """Tokens of everything before the kept call number `count`."""
         return self._total[count - 1] if count else self._dropped_total
 
-    def _widen(self, now: float) -> None:
-        start = now - self._window_s
-        while self._at[self._first] <= start:
-            self._first += 1
-        requests = len(self._at) - self._first
-        tokens = self._total[-1] - self._up_to(self._first)
-        self._worst = (max(self._worst[0], requests), max(self._worst[1], tokens))
-
     def _trim(self) -> None:
-        # In steps of a tenth, since each moves all that is kept; never inside the current window.
+        # In steps of a tenth, since each moves all that is kept.
         if len(self._at) <= self._keep + self._keep // 10:
             return
-        surplus = min(len(self._at) - self._keep, self._first)
+        surplus = len(self._at) - self._keep
         self._dropped_total = self._up_to(surplus)
         del self._at[:surplus], self._total[:surplus]
-        self._first -= surplus
 
     def worst_window(self) -> Worst:
         """The fullest trailing window (t - W, t] of admitted calls; 1.0 is exactly the limit."""
-        return Worst(requests=self._worst[0] / self._limits[0], tokens=self._worst[1] / self._limits[1])
+        return Worst(requests=self._requests.worst, tokens=self._tokens.worst)
 
     def total(self) -> Used:
         """All that was ever admitted."""

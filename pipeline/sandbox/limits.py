@@ -1,17 +1,31 @@
-"""Enforcement of a provider's limits: what is admitted, and when a refused call would fit. Pure; `now` is an argument.
+"""What an account admits: its dimensions, each under the mode in which its provider counts. Pure; `now` is an argument.
 
-A mode is one small class with the methods of `Budget`, and a line in `_MODES`; a further dimension is one more name in
-the mapping given to `Limits`. Times are seconds of one clock that never steps back.
+| mode | requests | tokens |
+|---|---|---|
+| `bucket` | capacity L, refill L per W | the same |
+| `bucket/6` | capacity L/6, refill L per W | the same |
+| `sliding` | at most L in any trailing W | the same |
+| `fixed` | at most L in each window, phase unknown | the same |
+| `10s` | at most L/6 in each W/6 and L in each W, phases unknown | `fixed` |
+| `1s` | at most L/60, but one, in each W/60 and L in each W, phases unknown | `fixed` |
+
+Day limits are kept over 1440 W: in a bucket of capacity L under both bucket modes, in fixed days under the slices.
 """
 
-import math
-from bisect import bisect_left
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Mapping
+from random import Random
+from typing import Literal, assert_never
 
 import msgspec
 
+from pipeline.sandbox.modes import Both, Bucket, Budget, Fixed, InFlight, Sliding
 from pipeline.sandbox.settings import Enforcement
+
+_WINDOWS_A_DAY = 1440
+Dimension = Literal["rpm", "tpm", "itpm", "otpm", "rpd", "tpd", "max_in_flight"]
+DIMENSIONS: tuple[Dimension, ...] = ("rpm", "tpm", "itpm", "otpm", "rpd", "tpd", "max_in_flight")
+TOKENS: frozenset[Dimension] = frozenset({"tpm", "itpm", "otpm", "tpd"})
+DAYS: frozenset[Dimension] = frozenset({"rpd", "tpd"})
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -19,10 +33,11 @@ class Verdict(msgspec.Struct, frozen=True):
 
     Attributes:
         short: the dimension that refused it (the one with the longest wait), None when admitted.
-        wait_s: until the call would fit if nobody else came; infinite when it never could.
+        wait_s: until the call would fit if nobody else came; infinite when it never could; 0 when the account has too
+            many calls in flight, since nobody knows when one of them ends.
     """
 
-    short: str | None = None
+    short: Dimension | None = None
     wait_s: float = 0.0
 
     @property
@@ -30,127 +45,39 @@ class Verdict(msgspec.Struct, frozen=True):
         return self.short is None
 
 
-class Budget(Protocol):
-    """One dimension (requests, tokens, ...) under one mode."""
-
-    @property
-    def limit(self) -> int:
-        """What the account is told it may use in a window."""
-
-    def level(self, now: float) -> float:
-        """The most that a call may cost now."""
-
-    def take(self, cost: int, now: float) -> None:
-        """Count `cost`; only after `level` said that it fits."""
-
-    def wait_s(self, cost: int, now: float) -> float:
-        """Seconds until `cost` would fit; infinite when it never will."""
-
-    def full_s(self, now: float) -> float:
-        """Seconds until nothing counts any more, if nobody comes: what the reset headers say."""
-
-
-class Bucket:
-    """Capacity L, refilled continuously at L per window.
-
-    Kept as an integer in units of 1/window of a token, with times in whole microseconds, so that a million refills add
-    no rounding: a judge must not round in anybody's favour.
-    """
-
-    def __init__(self, limit: int, window_s: float) -> None:
-        self.limit = limit
-        self._unit = round(window_s * 1e6)
-        self._full = limit * self._unit
-        self._held = self._full
-        self._at_us: int | None = None
-
-    def _refill(self, now: float) -> int:
-        now_us = round(now * 1e6)
-        if self._at_us is not None:
-            self._held = min(self._full, self._held + (now_us - self._at_us) * self.limit)
-        self._at_us = now_us
-        return self._held
-
-    def level(self, now: float) -> float:
-        return self._refill(now) / self._unit
-
-    def take(self, cost: int, now: float) -> None:
-        self._held = self._refill(now) - cost * self._unit
-
-    def wait_s(self, cost: int, now: float) -> float:
-        if cost > self.limit:
-            return math.inf
-        return max(0, cost * self._unit - self._refill(now)) / self.limit / 1e6
-
-    def full_s(self, now: float) -> float:
-        return (self._full - self._refill(now)) / self.limit / 1e6
-
-
-class Sliding:
-    """Exact: what was admitted in the trailing window (now - W, now] plus the cost must not exceed L.
-
-    Arrival times and running totals stand in two parallel lists, the expired ones before `_first`. So a call costs
-    amortised constant time, and the wait of a refused one a binary search.
-    """
-
-    def __init__(self, limit: int, window_s: float) -> None:
-        self.limit = limit
-        self._window_s = window_s
-        self._at: list[float] = []
-        self._total: list[int] = []  # all that was ever admitted, this call included
-        self._first = 0
-        self._expired = 0  # the running total before `_first`
-
-    def _expire(self, now: float) -> None:
-        start = now - self._window_s
-        while self._first < len(self._at) and self._at[self._first] <= start:
-            self._expired = self._total[self._first]
-            self._first += 1
-        if self._first > 1024 and self._first * 2 > len(self._at):
-            del self._at[: self._first], self._total[: self._first]
-            self._first = 0
-
-    def _used(self) -> int:
-        return self._total[-1] - self._expired if self._total else 0
-
-    def level(self, now: float) -> float:
-        self._expire(now)
-        return self.limit - self._used()
-
-    def take(self, cost: int, now: float) -> None:
-        self._expire(now)
-        self._at.append(now)
-        self._total.append((self._total[-1] if self._total else self._expired) + cost)
-
-    def wait_s(self, cost: int, now: float) -> float:
-        if cost > self.limit:
-            return math.inf
-        self._expire(now)
-        excess = self._used() + cost - self.limit
-        if excess <= 0:
-            return 0.0
-        last = bisect_left(self._total, self._expired + excess, lo=self._first)
-        return self._at[last] + self._window_s - now
-
-    def full_s(self, now: float) -> float:
-        self._expire(now)
-        return self._at[-1] + self._window_s - now if self._first < len(self._at) else 0.0
-
-
-_MODES: dict[Enforcement, Callable[[int, float], Budget]] = {"bucket": Bucket, "sliding": Sliding}
+def costs_of(*, prompt_tokens: int, output_tokens: int) -> dict[Dimension, int]:
+    """What one call costs in every dimension."""
+    tokens = prompt_tokens + output_tokens
+    return {
+        "rpm": 1,
+        "tpm": tokens,
+        "itpm": prompt_tokens,
+        "otpm": output_tokens,
+        "rpd": 1,
+        "tpd": tokens,
+        "max_in_flight": 1,
+    }
 
 
 class Limits:
-    """All budgets of one account; a call is charged to each or to none."""
+    """All budgets of one account; a call is charged to each or to none.
 
-    def __init__(self, mode: Enforcement, limits: Mapping[str, int], window_s: float) -> None:
-        self.budgets: dict[str, Budget] = {name: _MODES[mode](limit, window_s) for name, limit in limits.items()}
+    Args:
+        limits: L by dimension; those it lacks aren't limited.
+        window_s: W, the provider's minute.
+        seed: of the phases of fixed windows and slices, one for each dimension.
+    """
 
-    def charge(self, costs: Mapping[str, int], now: float) -> Verdict:
+    def __init__(self, mode: Enforcement, limits: Mapping[Dimension, int], window_s: float, *, seed: int = 0) -> None:
+        self.budgets: dict[Dimension, Budget] = {
+            name: _budget(mode, name, limit, window_s, Random(f"{seed}/{name}")) for name, limit in limits.items()
+        }
+
+    def charge(self, costs: Mapping[Dimension, int], now: float) -> Verdict:
         """Admit and count the call, or refuse it and count nothing.
 
         Args:
-            costs: by dimension; one for each budget.
+            costs: by dimension; one for each budget, others are ignored.
         """
         short = [name for name, budget in self.budgets.items() if budget.level(now) < costs[name]]
         if short:
@@ -160,3 +87,54 @@ class Limits:
         for name, budget in self.budgets.items():
             budget.take(costs[name], now)
         return Verdict()
+
+    def refund(self, costs: Mapping[Dimension, int], at: float, now: float) -> None:
+        """Give back what a call admitted at `at` turned out not to use.
+
+        A bucket is filled by it, up to its capacity; a window counts it no longer, if the call still stands in it.
+
+        Args:
+            costs: by dimension; a dimension that it lacks gets nothing back.
+        """
+        for name, budget in self.budgets.items():
+            if back := costs.get(name, 0):
+                budget.refund(back, at, now)
+
+    def end_call(self, now: float) -> None:
+        """One call is in flight no longer."""
+        self.refund({"max_in_flight": 1}, now, now)
+
+
+_DAY_MODES: dict[Enforcement, Enforcement] = {"bucket/6": "bucket", "10s": "fixed", "1s": "fixed"}
+_TOKEN_MODES: dict[Enforcement, Enforcement] = {"10s": "fixed", "1s": "fixed"}
+
+
+def _budget(mode: Enforcement, name: Dimension, limit: int, window_s: float, dice: Random) -> Budget:
+    if name == "max_in_flight":
+        return InFlight(limit)
+    if name in DAYS:
+        mode, window_s = _DAY_MODES.get(mode, mode), window_s * _WINDOWS_A_DAY
+    elif name in TOKENS:
+        mode = _TOKEN_MODES.get(mode, mode)
+    match mode:
+        case "bucket":
+            return Bucket(limit, window_s)
+        case "bucket/6":
+            return Bucket(limit, window_s, parts=6)
+        case "sliding":
+            return Sliding(limit, window_s)
+        case "fixed":
+            return Fixed(limit, window_s, phase=dice.random())
+        case "10s":
+            return _sliced(limit, window_s, 6, dice)
+        case "1s":
+            return _sliced(limit, window_s, 60, dice)
+        case _:
+            assert_never(mode)
+
+
+def _sliced(limit: int, window_s: float, parts: int, dice: Random) -> Budget:
+    # A limit below the number of slices leaves one call in each: no provider sells an account that admits nothing.
+    share = max(1, limit // parts)
+    slices = Fixed(limit, window_s, phase=dice.random(), parts=parts, slice_limit=share)
+    return Both(slices, Fixed(limit, window_s, phase=dice.random()))

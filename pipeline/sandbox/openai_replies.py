@@ -9,9 +9,16 @@ import msgspec
 from pipeline.sandbox.answers import Answer
 from pipeline.sandbox.delivery import MOST_PIECES
 from pipeline.sandbox.durations import go_duration, whole_ms
-from pipeline.sandbox.limits import Limits, Verdict
+from pipeline.sandbox.limits import TOKENS, Dimension, Limits, Verdict
 
-_UNITS = {"requests": "requests per min (RPM)", "tokens": "tokens per min (TPM)"}
+_UNITS: dict[Dimension, str] = {
+    "rpm": "requests per min (RPM)",
+    "tpm": "tokens per min (TPM)",
+    "itpm": "input tokens per min (ITPM)",
+    "otpm": "output tokens per min (OTPM)",
+    "rpd": "requests per day (RPD)",
+    "tpd": "tokens per day (TPD)",
+}
 
 encode = msgspec.json.encode
 
@@ -36,7 +43,7 @@ def error_body(message: str, *, kind: str, code: str | None = None, param: str |
 
 def refusal_body(model: str, limits: Limits, verdict: Verdict, *, requested: int, now: float) -> bytes:
     """The 429 of a call that the limits refused, too large ones included."""
-    name = verdict.short or "requests"
+    name = verdict.short or "rpm"
     budget = limits.budgets[name]
     where = f"for {model} in organization org-sandbox on {_UNITS[name]}: Limit {budget.limit}"
     if math.isinf(verdict.wait_s):
@@ -45,13 +52,13 @@ def refusal_body(model: str, limits: Limits, verdict: Verdict, *, requested: int
         used = budget.limit - math.floor(budget.level(now))
         wait = go_duration(verdict.wait_s)
         text = f"Rate limit reached {where}, Used {used}, Requested {requested}. Please try again in {wait}."
-    return error_body(text, kind=name, code="rate_limit_exceeded")
+    return error_body(text, kind="tokens" if name in TOKENS else "requests", code="rate_limit_exceeded")
 
 
 def rate_headers(limits: Limits, now: float) -> dict[str, str]:
     """`x-ratelimit-*` in OpenAI's dialect, after the call was charged."""
     headers = {}
-    for name, budget in limits.budgets.items():
+    for name, budget in (("requests", limits.budgets["rpm"]), ("tokens", limits.budgets["tpm"])):
         headers[f"x-ratelimit-limit-{name}"] = str(budget.limit)
         headers[f"x-ratelimit-remaining-{name}"] = str(max(0, math.floor(budget.level(now))))
         headers[f"x-ratelimit-reset-{name}"] = go_duration(budget.full_s(now))

@@ -12,7 +12,7 @@ from pipeline.sandbox.bodies import ChatBody
 from pipeline.sandbox.calls import Call
 from pipeline.sandbox.delivery import deliver_half, deliver_stream, hang, hang_up, html_page, phrase
 from pipeline.sandbox.faults import Fault
-from pipeline.sandbox.limits import Verdict
+from pipeline.sandbox.limits import Dimension, Verdict, costs_of
 from pipeline.sandbox.openai_replies import (
     Chunks,
     Usage,
@@ -101,14 +101,14 @@ class OpenAIWire:
         texts = body.texts()
         prompt = "\n".join(texts)
         prompt_count = prompt_tokens(texts)
-        cost = prompt_count + body.cap * body.choices
-        call.describe(prompt, last_text=texts[-1], tokens=cost, stream=bool(body.stream))
+        costs = costs_of(prompt_tokens=prompt_count, output_tokens=body.cap * body.choices)
+        call.describe(prompt, last_text=texts[-1], tokens=costs["tpm"], stream=bool(body.stream))
 
-        verdict = state.charge(cost, now)
+        verdict = state.charge(costs, now)
         headers |= rate_headers(state.limits, now)
         if not verdict.admitted:
             state.calls.close(call, "refused")
-            return self._refused(body.model, verdict, cost, now, headers)
+            return self._refused(body.model, verdict, costs, now, headers)
         fault = state.faults.take("premium", prompt)
         if fault and fault.name != "slow":
             # Before it strikes, so that a caller who gives up on a hanging call is booked as struck, not as gone.
@@ -141,8 +141,10 @@ class OpenAIWire:
         await asyncio.sleep(first_s + rest_s)
         return await _plain(http, turn, answers)
 
-    def _refused(self, model: str, verdict: Verdict, cost: int, now: float, headers: Mapping[str, str]) -> web.Response:
-        requested = cost if verdict.short == "tokens" else 1
+    def _refused(
+        self, model: str, verdict: Verdict, costs: Mapping[Dimension, int], now: float, headers: Mapping[str, str]
+    ) -> web.Response:
+        requested = costs[verdict.short or "rpm"]
         body = refusal_body(model, self._state.limits, verdict, requested=requested, now=now)
         return _json(body, status=429, headers={**headers, **retry_headers(verdict)})
 

@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from pipeline.sandbox.latency import Lognormal
 
-Enforcement = Literal["bucket", "sliding"]
+Enforcement = Literal["bucket", "bucket/6", "sliding", "fixed", "10s", "1s"]
 
 
 class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,7 +23,9 @@ class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     rpm: Annotated[int, Meta(description="requests admitted per window", gt=0)] = 500
     tpm: Annotated[int, Meta(description="tokens admitted per window", gt=0)] = 30_000
     window_s: Annotated[float, Meta(description="length of a window, in seconds of the real clock", gt=0)] = 60.0
-    enforcement: Annotated[Enforcement, Meta(description="how the limits are enforced: bucket or sliding")] = "sliding"
+    enforcement: Annotated[
+        Enforcement, Meta(description="how the limits are enforced: bucket, bucket/6, sliding, fixed, 10s or 1s")
+    ] = "sliding"
     time_scale: Annotated[float, Meta(description="every latency is divided by this", gt=0)] = 1.0
     seed: Annotated[int, Meta(description="of latencies and lengths of answers", ge=0)] = 1
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"

@@ -1,13 +1,13 @@
 """Everything the sandbox remembers: one object, so that a reset can't forget a part of it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 
 from pipeline.sandbox.calls import CallLog
 from pipeline.sandbox.faults import Faults
 from pipeline.sandbox.ledger import Ledger
-from pipeline.sandbox.limits import Limits, Verdict
+from pipeline.sandbox.limits import Dimension, Limits, Verdict
 from pipeline.sandbox.settings import SandboxSettings
 
 
@@ -29,22 +29,23 @@ class State:
         """As just started: empty budgets' use, empty books, no faults, dice thrown from the seed again."""
         settings = self.settings
         self.started_s = self.clock()
-        limits = {"requests": settings.rpm, "tokens": settings.tpm}
-        self.limits = Limits(settings.enforcement, limits, settings.window_s)
+        limits: dict[Dimension, int] = {"rpm": settings.rpm, "tpm": settings.tpm}
+        self.limits = Limits(settings.enforcement, limits, settings.window_s, seed=settings.seed)
         self.ledger = Ledger(requests=settings.rpm, tokens=settings.tpm, window_s=settings.window_s)
-        self.refusals = {"requests": 0, "tokens": 0, "too_large": 0}
+        self.refusals: dict[str, int] = {}
         self.calls = CallLog()
         self.faults = Faults()
         self.edge_loaded = settings.edge_load_s == 0
         self._premium_dice = Random(settings.seed)
         self._edge_dice = Random(settings.seed + 1)
 
-    def charge(self, tokens: int, now: float) -> Verdict:
+    def charge(self, costs: Mapping[Dimension, int], now: float) -> Verdict:
         """Decide over a premium call and enter it in the ledger."""
-        verdict = self.limits.charge({"requests": 1, "tokens": tokens}, now)
-        self.ledger.record(now, tokens, admitted=verdict.admitted)
+        verdict = self.limits.charge(costs, now)
+        self.ledger.record(now, costs["tpm"], admitted=verdict.admitted)
         if verdict.short is not None:
-            self.refusals["too_large" if verdict.wait_s == float("inf") else verdict.short] += 1
+            reason = "too_large" if verdict.wait_s == float("inf") else verdict.short
+            self.refusals[reason] = self.refusals.get(reason, 0) + 1
         return verdict
 
     def premium_times(self, tokens: int) -> tuple[float, float]:

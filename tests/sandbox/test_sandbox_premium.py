@@ -132,7 +132,7 @@ async def test_too_fast_is_a_rate_limit_error(opened: Open, limits: dict[str, in
     assert error.response.headers["retry-after"] == "60"
     assert 59_000 < int(error.response.headers["retry-after-ms"]) <= 60_000
     book = (await bench.book()).premium
-    assert (book.calls, book.admitted, book.rejected, book.rejected_by[short]) == (2, 1, 1, 1)
+    assert (book.calls, book.admitted, book.rejected, book.rejected_by) == (2, 1, 1, {next(iter(limits)): 1})
 
 
 async def test_too_large_is_refused_for_good(opened: Open) -> None:
