@@ -16,6 +16,8 @@
 
 -- A timer whose time is over by this is taken from its keeper.
 local GRACE_US = 500000
+-- What is kept for a head stays kept for so long after the time at which it was to go.
+local RESERVE_US = 5000000
 -- Nothing tells when a worker with free slots appears; this is how long to wait for a notice before looking.
 local NO_SLOT_US = 1000000
 
@@ -65,6 +67,15 @@ local function heads()
   return found
 end
 
+-- The first of all waits for budget. Newcomers that find room meanwhile would make it wait for ever, so after a while
+-- the deployment that it can have first is kept from all that stand behind it, here and at the gate.
+local function reserve(head, deployment, wait)
+  local since = reserved and reserved.id == head.id and reserved.till > now and reserved.since or now
+  reserved = {id = head.id, since = since, till = now + wait + RESERVE_US, score = head.meta.score, deployment = deployment.name}
+  redis.call('HSET', K.limits, '@head', string.format('%.0f %.0f %.17g %s %s', since, reserved.till, head.meta.score,
+    deployment.name, head.id))
+end
+
 -- Serve one head that fits; else nil and the wait until the first of them does. A head that doesn't fit
 -- keeps back the classes below it, so that small work of low rank can't starve it; one that has aged past
 -- the heads of higher classes draws with their rights. One that no deployment allows any more (limits were
@@ -80,11 +91,12 @@ local function serve_premium(found)
     local rank = head.meta.rank
     for later = i + 1, #found do rank = math.min(rank, found[later].meta.rank) end
     if head.meta.rank <= lowest then
-      local deployment, wait = choose(cost, rank)
+      local deployment, wait, nearest = choose(cost, rank, head.meta.score)
       if deployment then
         head.kind, head.deployment = 'premium', deployment
         return head, 0
       end
+      if i == 1 and nearest then reserve(head, nearest, wait) end
       shortest, lowest = math.min(shortest, wait), math.min(lowest, head.meta.rank)
     end
   end
@@ -111,6 +123,10 @@ local function serve()
     if move.kind == 'premium' then
       free.premium = free.premium - 1
       move.grant = grant(move.deployment, move.id, move.meta.attempt, move.meta.prompt, move.meta.output)
+      if reserved and reserved.id == move.id then
+        reserved = nil
+        redis.call('HDEL', K.limits, '@head')
+      end
     elseif move.kind == 'edge' then
       free.edge_idle = free.edge_idle - 1
     end

@@ -18,7 +18,8 @@ local consumer, returned = ARGV[1], {}
 for at = 2, #ARGV, ROW_WIDTH do
   local row = read_row(at)
   if owned(K.premium, 'premium', row.entry, consumer) then
-    undo(row.id, row.attempt)
+    local held = granted(row.id, row.attempt)
+    if held then undo(held) end
     returned[#returned + 1] = row
   end
 end

@@ -2,36 +2,42 @@
 -- Put requests whose attempt failed into the backlog, each with a due time.
 --
 -- KEYS  limits reservations grants deferred backlog:interactive backlog:standard backlog:batch backlog:simple backlog:due backlog:deadlines backlog:meta backlog:bodies tenants <source> *
--- ARGV  group; then per request deployment, wait_us, pause_us and a row (part_row.lua); the row's attempt is the next one
+-- ARGV  group; then per request deployment, wait_us, pause_us, why, narrow (0|1) and a row (part_row.lua); the row's
+--       attempt is the next one
 -- Reply how many were put back; the others were no longer ours
 -- The reservation of the failed attempt stands: the provider may have counted the call.
--- A pause closes the deployment for every class until it is over.
+-- A pause closes the deployment for every class until it is over; narrow: its rate was too high for the provider.
 -- include clock
 -- include budget
+-- include feedback
 -- include entry
 -- include pool
 -- include backlog
 -- include row
 
-local group, moved, paused, rows = ARGV[1], 0, false, {}
-for at = 2, #ARGV, ROW_WIDTH + 3 do
-  local row = read_row(at + 3)
+local group, moved, rows = ARGV[1], 0, {}
+for at = 2, #ARGV, ROW_WIDTH + 5 do
+  local row = read_row(at + 5)
+  row.held = granted(row.id, row.attempt - 1)
+  row.due = now + tonumber(ARGV[at + 1])
   local deployment, pause = deployments[ARGV[at]], tonumber(ARGV[at + 2])
   if deployment and pause > 0 then
-    deployment.state.pause_until = math.max(deployment.state.pause_until, now + pause)
-    paused = true
+    local state = deployment.state
+    budget.pause(state, now + pause, row.held and row.held.at or now, ARGV[at + 3], ARGV[at + 4] == '1')
+    state.changed = true
   end
-  row.due = now + tonumber(ARGV[at + 1])
-  if pending(K.source, group, row.entry) then rows[#rows + 1] = row end
+  if pending(K.source, group, row.entry) then
+    rows[#rows + 1] = row
+    if row.held then forget(row.held) end
+  end
 end
-if paused then save_budgets() end
+save_budgets()
 for _, row in ipairs(rows) do
   if not terminal(row.id, row.replay) then
     backlog.put(row.id, row, row.body, row.due)
     status_set(row.id, 'state', 'deferred', 'stage', 'deferred', 'attempt', row.attempt)
     moved = moved + 1
   end
-  forget(row.id, row.attempt - 1)
   settled(K.source, group, row.entry)
 end
 if moved > 0 then backlog.notice('retry') end

@@ -34,7 +34,7 @@ local function decide(row)
   if not possible(cost) and not row.simple then return 'too_large' end
   if free.premium > 0 and not queued_behind_own(row) then
     local share = row.simple and free.edge > 0 and 'simple' or row.rank
-    local deployment = choose(cost, share)
+    local deployment = choose(cost, share, row.score)
     if deployment then
       free.premium = free.premium - 1
       row.deployment = deployment
@@ -62,6 +62,9 @@ for at = 3, #ARGV, ROW_WIDTH do
     row.decision = 'gone'
     settled(row.lane, 'gate', row.entry)
   else
+    -- A worker that died in the attempt before didn't say that its call is over.
+    local former = row.attempt > 1 and granted(row.id, row.attempt - 1)
+    if former then forget(former) end
     row.decision = decide(row)
   end
   seen[row.lane .. row.entry] = true

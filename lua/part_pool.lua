@@ -4,50 +4,64 @@
 -- A grant that nobody settles is forgotten after this; its charge stands all the same.
 local RESERVATION_US = 900 * 1000000
 local KEPT_S = 3600
+-- After a quarter of a window (in us per second of it) the first that waits has the bucket kept for it.
+local PATIENCE = 250000
 
-local deployments = {}
+local deployments, reserved = {}, nil
 do
+  local server = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
   local known = redis.call('HGETALL', K.limits)
   local terms = {}
   for i = 1, #known, 2 do terms[known[i]] = known[i + 1] end
   for _, entry in ipairs(REST) do
     local name = string.match(entry.name, '^budget:(.*)$')
     if name and terms[name] then
-      local flat, raw, term = {}, redis.call('HGETALL', entry.key), cjson.decode(terms[name])
+      local flat, raw = {}, redis.call('HGETALL', entry.key)
       for i = 1, #raw, 2 do flat[raw[i]] = raw[i + 1] end
-      local state = budget.open(flat, term.limits, now)
-      deployments[#deployments + 1] = {name = name, key = entry.key, term = term, state = state}
+      local state = budget.open(flat, cjson.decode(terms[name]), now, server)
+      deployments[#deployments + 1] = {name = name, key = entry.key, term = state.term, state = state}
       deployments[name] = deployments[#deployments]
     end
   end
+  -- For whom a deployment is kept: see `reserve`.
+  if terms['@head'] then
+    local since, till, score, name, id = string.match(terms['@head'], '^(%d+) (%d+) (%S+) (%S+) (.*)$')
+    reserved = {since = tonumber(since), till = tonumber(till), score = tonumber(score), deployment = name, id = id}
+  end
 end
 
--- Write every budget. Before the first XADD: a charge without its call is safe, a call without its charge isn't.
+-- Write the budgets that have changed; a refill is no change, it can be worked out again. Before the first XADD: a
+-- charge without its call is safe, a call without its charge isn't.
 local function save_budgets()
   for _, deployment in ipairs(deployments) do
-    redis.call('HSET', deployment.key, unpack(budget.fields(deployment.state)))
+    local state = deployment.state
+    if state.changed then redis.call('HSET', deployment.key, unpack(budget.fields(state))) end
   end
 end
 
--- The deployment that can take `cost` now, the one with most room; else nil and the shortest wait in us.
-local function choose(cost, floor)
-  local best, shortest = nil, math.huge
+-- Whether a head of the backlog that stands before `score` has waited for this deployment so long that it is kept for it.
+local function kept(deployment, score)
+  return reserved and reserved.deployment == deployment.name and now < reserved.till and score > reserved.score
+    and now - reserved.since >= deployment.term.allowed.window_s * PATIENCE
+end
+
+-- The deployment that can take `cost` now, the one with most room; else nil, the shortest wait in us, and whose it is.
+-- `score` is the request's place in the order of waiting ones.
+local function choose(cost, floor, score)
+  local best, shortest, nearest = nil, math.huge, nil
   for _, deployment in ipairs(deployments) do
     local wait = budget.wait(deployment.state, cost, floor)
-    if wait <= 0 and (not best or budget.room(deployment.state) > budget.room(best.state)) then best = deployment end
-    shortest = math.min(shortest, wait)
+    if wait < shortest then shortest, nearest = wait, deployment end
+    if wait <= 0 and not kept(deployment, score)
+      and (not best or budget.room(deployment.state) > budget.room(best.state)) then best = deployment end
   end
-  return best, shortest
+  return best, shortest, nearest
 end
 
 -- Whether some deployment could ever take `cost`.
 local function possible(cost)
   for _, deployment in ipairs(deployments) do
-    local fits = true
-    for _, limit in ipairs(deployment.term.limits) do
-      fits = fits and (cost[limit.name] or 0) <= limit.limit
-    end
-    if fits then return true end
+    if budget.possible(deployment.state, cost) then return true end
   end
   return false
 end
@@ -74,11 +88,12 @@ end
 
 -- Charge a grant and record it under (id, attempt); returns its own number.
 local function grant(deployment, id, attempt, prompt, output)
-  budget.charge(deployment.state, budget.cost(prompt, output))
-  deployment.state.granted = deployment.state.granted + 1
+  local state = deployment.state
+  budget.charge(state, budget.cost(prompt, output))
+  state.changed = true
   -- The budget's time, which is ahead of `now` when the clock stepped back: the slot that holds the charge.
-  local at = deployment.state.now
-  local number = string.format('%s:%.0f:%.0f', deployment.name, deployment.state.granted, at)
+  local at = state.now
+  local number = string.format('%s:%.0f:%.0f', deployment.name, state.granted, at)
   local member = id .. '#' .. attempt
   redis.call('ZADD', K.reservations, string.format('%.0f', now + RESERVATION_US), member)
   redis.call('HSET', K.grants, member, string.format('%s %.0f %d %d 0', number, at, prompt, output))
@@ -88,35 +103,41 @@ local function grant(deployment, id, attempt, prompt, output)
   return number
 end
 
--- The live grant of (id, attempt), or nil.
-local function granted(id, attempt)
-  local text = redis.call('HGET', K.grants, id .. '#' .. attempt)
+-- The live grant of `member`, which is <id>#<attempt>; or nil.
+local function granted_to(member)
+  local text = redis.call('HGET', K.grants, member)
   if not text then return nil end
   local number, at, prompt, output, started = string.match(text, '^(%S+) (%d+) (%d+) (%d+) (%d)$')
   return {
-    number = number, at = tonumber(at), prompt = tonumber(prompt), output = tonumber(output), started = started == '1',
-    deployment = deployments[string.match(number, '^(.*):%d+:%d+$')],
+    member = member, number = number, at = tonumber(at), prompt = tonumber(prompt), output = tonumber(output),
+    started = started == '1', deployment = deployments[string.match(number, '^(.*):%d+:%d+$')],
   }
 end
 
-local function forget(id, attempt)
-  redis.call('HDEL', K.grants, id .. '#' .. attempt)
-  redis.call('ZREM', K.reservations, id .. '#' .. attempt)
+local function granted(id, attempt) return granted_to(id .. '#' .. attempt) end
+
+-- Forget a grant: its call is over. The charge stands.
+local function forget(held)
+  redis.call('HDEL', K.grants, held.member)
+  redis.call('ZREM', K.reservations, held.member)
+  if held.deployment then
+    local state = held.deployment.state
+    state.in_flight, state.changed = math.max(0, state.in_flight - 1), true
+  end
 end
 
 -- Forget a grant and undo its charge: no call was made for it, and none will be.
-local function undo(id, attempt)
-  local held = granted(id, attempt)
-  if held and held.deployment then
+local function undo(held)
+  if held.deployment then
     budget.uncharge(held.deployment.state, budget.cost(held.prompt, held.output), held.at)
   end
-  forget(id, attempt)
+  forget(held)
 end
 
 -- Forget a few grants that nobody settled; what they reserved stays charged.
 local function expire_grants()
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', K.reservations, '-inf', string.format('%.0f', now), 'LIMIT', 0, 20)) do
-    redis.call('HDEL', K.grants, member)
-    redis.call('ZREM', K.reservations, member)
+    local held = granted_to(member)
+    if held then forget(held) else redis.call('ZREM', K.reservations, member) end
   end
 end

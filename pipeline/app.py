@@ -120,10 +120,17 @@ class Worker:
 
     async def _beat(self, store: Store, built: Sequence[Stage]) -> None:
         """Put limits in place; then offer slots, and learn Redis's clock: on a change, and long before they run out."""
-        version = await store.outage.insist(store.gate.seed)
+        differ = await store.outage.insist(store.gate.seed)
         for deployment in self._pool.deployments:
             for line in explain(deployment):
-                log.info("limit_resolved", pool=self._name, figures=line, version=version)
+                log.info("limit_resolved", pool=self._name, figures=line)
+            if deployment.name in differ:
+                log.warning(
+                    "other_limits_in_force",
+                    deployment=deployment.name,
+                    reason="they were set live, or by a worker with another configuration",
+                    cure="tokenweir limits show; tokenweir limits reset puts this file's in force",
+                )
         ttl_ms = round(max(5.0, self._pool.lease_s / 2) * 1000)
         offered, at = (-2, -2), 0.0
         while True:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 import structlog
@@ -35,7 +36,8 @@ async def start(store: Store, metrics: Metrics, calls: Sequence[tuple[Delivery, 
         metrics.started(delivery.deployment, answer, request)
         if answer == "started":
             call_by = asked + store.gate.call_within_s(delivery.deployment)
-            started.append(msgspec.structs.replace(timed(delivery, request, store, now_ms), call_by=call_by))
+            hear = partial(store.gate.hear, delivery.deployment, sent_ms=now_ms)
+            started.append(msgspec.structs.replace(timed(delivery, request, store, now_ms), call_by=call_by, hear=hear))
         else:
             log.info("grant_not_started", request_id=request.id, answer=answer)
     return started

@@ -13,11 +13,12 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
 from tokenweir.errors import ConfigError
+from tokenweir.terms import DAY_LIMITS, WINDOW_LIMITS, Enforcement, Settlement
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -39,13 +40,18 @@ class Deployment(_Tree, frozen=True):
     """One key, endpoint and model at a provider, with what that account allows.
 
     Attributes:
-        rpm, tpm: requests and tokens that the provider allows per window; at least one is set.
-        window_s: the provider's window.
-        send_within_s: longest time from our grant until the provider has counted the call.
-        enforcement: `auto` is safe against every usual way of counting; `continuous` allows larger bursts
-            where the provider refills steadily (OpenAI, Groq).
+        rpm, tpm, itpm, otpm: requests and tokens (in all, of the prompt, of the output) that the provider allows
+            per window. rpd, tpd: requests and tokens per day. At least one of the six is set.
+        max_in_flight: calls that the provider allows at the same time.
+        window_s: the provider's window. day_resets_at: `HH:MM` UTC where its day begins; without, any 24 hours count.
+        send_within_s: longest time from our grant until the provider has counted the call; default 1 s, or 0.2 s
+            under `quantised`.
+        enforcement: `auto` is safe against every usual way of counting whole windows; `continuous` allows larger
+            bursts where the provider refills steadily (OpenAI, Groq); `quantised:10s` and `quantised:1s` are for
+            providers that count requests in parts of a minute (Azure).
         settlement: what becomes of tokens reserved but not used. `none` keeps them charged; `refund` gives
-            them back, right only where the provider does so too. `auto` acts as `none`.
+            them back, right only where the provider does so too. `auto` begins as `none` and becomes `refund` once
+            the provider's headers have proved that it refunds.
         connect_s, first_byte_s, between_chunks_s, call_s: our own time-outs for a call.
     """
 
@@ -55,10 +61,16 @@ class Deployment(_Tree, frozen=True):
     model: str = "gpt-4o"
     rpm: Count | None = None
     tpm: Count | None = None
+    itpm: Count | None = None
+    otpm: Count | None = None
+    rpd: Count | None = None
+    tpd: Count | None = None
+    max_in_flight: Count | None = None
     window_s: Positive = 60.0
-    send_within_s: Positive = 1.0
-    enforcement: Literal["auto", "continuous"] = "auto"
-    settlement: Literal["auto", "none", "refund"] = "auto"
+    day_resets_at: Annotated[str, msgspec.Meta(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$")] | None = None
+    send_within_s: Positive | None = None
+    enforcement: Enforcement = "auto"
+    settlement: Settlement = "auto"
     connect_s: Positive = 5.0
     first_byte_s: Positive = 60.0
     between_chunks_s: Positive = 30.0
@@ -193,7 +205,7 @@ def parse(tree: Mapping[str, Any], *, where: str = "configuration") -> Config:
         if len(set(names)) != len(names):
             raise ConfigError(f"{where}: pools.{name}: two deployments have the same name")
         for deployment in pool.deployments:
-            if deployment.rpm is None and deployment.tpm is None:
+            if all(getattr(deployment, limit) is None for limit in (*WINDOW_LIMITS, *DAY_LIMITS)):
                 raise ConfigError(f"{where}: pools.{name}: deployment {deployment.name!r} has no limit; set rpm or tpm")
     return config
 

@@ -6,6 +6,8 @@ a kind. A new outcome doesn't type-check until the loop handles it.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from pipeline.message import Request
@@ -27,28 +29,49 @@ class Admit(msgspec.Struct, frozen=True, kw_only=True):
     request: Request
 
 
+class Used(NamedTuple):
+    """Tokens that a call used, of the prompt and of the output, as its provider counted them."""
+
+    prompt: int
+    output: int
+
+
+class Reading(NamedTuple):
+    """What a provider's headers say of one limit (`rpm`, `tpm`, `itpm`, `otpm`).
+
+    `left` of `of` when it counted the call, and all of it again in `reset_s`; 0 = it didn't say.
+    """
+
+    limit: str
+    left: int
+    of: int
+    reset_s: float
+
+
 class Done(msgspec.Struct, frozen=True, kw_only=True):
     """The terminal result, with its request's class and whether deltas were wanted.
 
-    `used_tokens` settles the grant; -1 = unknown, the reservation stands.
+    `used` settles the grant; None = unknown, the reservation stands.
     """
 
     result: Result
     priority: Class = "interactive"
     stream: bool = False
-    used_tokens: int = -1
+    used: Used | None = None
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True):
     """Try again: into the backlog, not before `wait_s` from now. `request` carries the next attempt number.
 
-    `pause_s` > 0 closes the deployment for everybody that long (the provider said 429).
+    `pause_s` > 0 closes the deployment for everybody that long. `limited`: the provider said 429 for our rate, so
+    that our numbers are too high; else it was for its key or its quota.
     """
 
     request: Request
     reason: str
     wait_s: float = 0
     pause_s: float = 0
+    limited: bool = False
 
 
 class Late(msgspec.Struct, frozen=True, kw_only=True):

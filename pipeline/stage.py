@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
 from pipeline.message import Request, decode
-from pipeline.outcome import Outcome
+from pipeline.outcome import Outcome, Reading
 
 # Sends a piece of the answer to whoever asked for deltas; does nothing when nobody did. Never waits for
 # Redis: pieces are written together, a few milliseconds later.
@@ -22,6 +22,13 @@ Emit = Callable[[str], None]
 
 def _silent(_text: str) -> None:
     """Nobody asked for deltas."""
+
+
+Hear = Callable[[Sequence[Reading]], None]
+
+
+def _deaf(_readings: Sequence[Reading]) -> None:
+    """Nobody learns from them."""
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +41,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
         deployment: on `premium`, which deployment the gate granted; empty elsewhere.
         waited_ms: Redis time from ingest until it came into these hands; -1 = not known yet.
         call_by: on `premium`, the monotonic time by which the call must be on its way, or not be made.
-        emit: see `Emit`.
+        emit: see `Emit`. hear: on `premium`, takes what the provider's headers say as soon as they are there.
     """
 
     entry_id: str
@@ -45,6 +52,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     waited_ms: float = -1
     call_by: float = math.inf
     emit: Emit = _silent
+    hear: Hear = _deaf
 
     @property
     def request(self) -> Request:

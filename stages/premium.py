@@ -17,10 +17,11 @@ import structlog
 from pipeline.answer import Stopwatch, Times, answered, failed
 from pipeline.config import Deployment
 from pipeline.message import Request
-from pipeline.outcome import Done, Late, Outcome, Retry
+from pipeline.outcome import Done, Late, Outcome, Retry, Used
 from pipeline.stage import Delivery
 from stages.providers.openai_chat import OpenAIChat
 from tokenweir.errors import ErrorCode, ProviderError, ProviderLimited, ProviderRejected, ProviderUnavailable
+from tokenweir.wire import Usage
 
 log = structlog.get_logger()
 
@@ -96,7 +97,7 @@ class Premium:
             result=answered(request, answer, route="premium", times=watch.times(answer.first_s)),
             priority=request.priority,
             stream=request.stream,
-            used_tokens=-1 if answer.usage.estimated else answer.usage.total_tokens,
+            used=_used(answer.usage),
         )
 
     def _outcome(self, request: Request, error: ProviderError, times: Times, *, model: str, spoke: bool) -> Outcome:
@@ -106,7 +107,9 @@ class Premium:
         """
         if isinstance(error, ProviderRejected):
             result = failed(request, error.code, str(error), route="premium", model=model, times=times)
-            return Done(result=result, priority=request.priority, stream=request.stream, used_tokens=-1 if spoke else 0)
+            return Done(
+                result=result, priority=request.priority, stream=request.stream, used=None if spoke else Used(0, 0)
+            )
         limited = isinstance(error, ProviderLimited)
         if request.attempt >= self._max_attempts * (_LIMITED_TRIES_FACTOR if limited else 1):
             code: ErrorCode = "quota_exhausted" if error.reason == "quota_exhausted" else "provider_unavailable"
@@ -120,4 +123,10 @@ class Premium:
             reason=error.reason,
             wait_s=wait_s if limited else max(wait_s, backoff_s),
             pause_s=wait_s if limited else 0,
+            limited=limited and error.reason == "provider_429",
         )
+
+
+def _used(usage: Usage) -> Used | None:
+    """What settles the grant. All that isn't the prompt is output, also what a model thought and didn't say."""
+    return None if usage.estimated else Used(usage.prompt_tokens, usage.total_tokens - usage.prompt_tokens)

@@ -67,9 +67,9 @@ def _show_budgets(seen: Overview) -> None:
     ]
     names = ("budget", "limit", "bucket", "window", "used")
     say_table(names, rows, numbers=names[2:])
-    for deployment, paused_s in seen.paused_s.items():
-        if paused_s > 0:
-            say(f"{deployment} is paused for {seconds(paused_s)}: the provider refused a call")
+    for deployment, standing in seen.deployments.items():
+        if standing.paused_s > 0:
+            say(f"{deployment} is paused for {seconds(standing.paused_s)}: {standing.why}")
 
 
 async def _request(args: argparse.Namespace, target: Target) -> int:

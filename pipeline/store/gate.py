@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import structlog
 
 from lua import Script, load
 from pipeline.config import Deployment
-from pipeline.limits import seed
+from pipeline.limits import allowed, seed
 from pipeline.message import Request
+from pipeline.outcome import Reading
 from pipeline.store.rows import request_row
 from tokenweir.connection import Argument, Connection
 from tokenweir.errors import StoreUnavailable
@@ -19,6 +21,7 @@ log = structlog.get_logger()
 
 _ADMIT, _DRAIN, _START = load("gate_admit"), load("backlog_drain"), load("calls_start")
 _SEED, _BEAT, _RETURN = load("limits_seed"), load("worker_beat"), load("calls_return")
+_REPORT = load("budgets_report")
 
 
 class Verdict(NamedTuple):
@@ -37,6 +40,14 @@ class Drained(NamedTuple):
     expired: int
     wait_us: int
     kept: str
+
+
+class Alarm(NamedTuple):
+    """What a report brought to light: `limit_lower`, `foreign_use`, `refunds_proven` or `refunds_contradicted`."""
+
+    deployment: str
+    limit: str
+    kind: str
 
 
 class Gate:
@@ -58,17 +69,22 @@ class Gate:
         self._window_s = deployments[0].window_s
         self._edge_queue = edge_queue
         self._max_waiting = max_waiting
+        self._heard: dict[tuple[str, str], tuple[Argument, ...]] = {}  # the last reading by deployment and limit
+        self._seen: dict[tuple[str, str], tuple[Argument, ...]] = {}  # what the budgets were at our last start
+        self._seen_at = 0.0
+        self._memory_s = max(2 * one.window_s for one in deployments)
 
-    async def seed(self) -> int:
-        """Put the configured limits in place where they changed; returns the limits' version."""
+    async def seed(self) -> list[str]:
+        """Put the configured limits in place where they are new; returns the deployments with other limits in force."""
         args: list[Argument] = []
         for deployment in self._deployments:
             args += seed(deployment)
-        return int(await self._connection.run(_SEED, args, rest=self._budgets))
+        _, differ = await self._connection.run(_SEED, args, rest=self._budgets)
+        return [name.decode() for name in differ]
 
     def call_within_s(self, deployment: str) -> float:
         """How long a started call may take to be on its way: a quarter of `send_within_s`."""
-        return next((one.send_within_s / 4 for one in self._deployments if one.name == deployment), 0.0)
+        return next((allowed(one).late_s / 4 for one in self._deployments if one.name == deployment), 0.0)
 
     async def admit(self, rows: Sequence[tuple[str, Request]]) -> list[Verdict]:
         """Decide for a batch of gate entries, in this order, and hand them over."""
@@ -84,12 +100,36 @@ class Gate:
 
     async def start(self, rows: Sequence[tuple[str, Request]]) -> list[tuple[str, int]]:
         """Start granted calls: (`started` | `given_back` | `gone`, Redis time in ms) each."""
-        reply = await self._grant(_START, [self._consumer, *self._rows(rows)])
-        return [(answer.decode(), int(now_ms)) for answer, now_ms in reply]
+        answers, seen = await self._grant(_START, [self._consumer, *self._rows(rows)])
+        for deployment, limit, *figures in seen:
+            self._seen[deployment.decode(), limit.decode()] = ("seen", deployment, limit, *figures)
+            self._seen_at = time.monotonic()
+        return [(answer.decode(), int(now_ms)) for answer, now_ms in answers]
 
     async def give_back(self, rows: Sequence[tuple[str, Request]]) -> int:
         """Undo grants that were started and never called for; returns how many were still ours."""
         return int(await self._grant(_RETURN, [self._consumer, *self._rows(rows)]))
+
+    def hear(self, deployment: str, readings: Iterable[Reading], *, sent_ms: float) -> None:
+        """Take what a provider's headers said to a call that was sent then (Redis time); `report` passes it on."""
+        for one in readings:
+            row = ("heard", deployment, one.limit, one.left, one.of, round(one.reset_s * 1e6), round(sent_ms * 1000))
+            former = self._heard.get((deployment, one.limit))
+            # Answers overtake each other; the call that was sent last knows of the others.
+            if former is None or former[6] <= row[6]:  # type: ignore[operator]  # both are whole numbers
+                self._heard[deployment, one.limit] = row
+
+    async def report(self) -> list[Alarm]:
+        """Tell the budgets what was heard, and what they were when we last looked, in case that they lost it."""
+        if time.monotonic() - self._seen_at > self._memory_s:
+            self._seen.clear()  # no window holds any of that
+        rows = [*self._heard.values(), *self._seen.values()]
+        if not rows:
+            return []
+        self._heard.clear()
+        args = [part for row in rows for part in row]
+        reply = await self._connection.run(_REPORT, args, rest=self._budgets)
+        return [Alarm(deployment.decode(), limit.decode(), kind.decode()) for deployment, limit, kind in reply]
 
     def _rows(self, rows: Sequence[tuple[str, Request]]) -> list[Argument]:
         """The arguments of all `rows`, one after the other."""

@@ -1,15 +1,17 @@
-"""A pool at a glance: queues, backlog, budgets, slots. Read in two round trips, changes nothing."""
+"""A pool at a glance: queues, backlog, budgets, slots. Read in three round trips, changes nothing."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from pipeline.limits import Limit, Terms
+from lua import load
 from tokenweir.connection import Argument, Connection
 from tokenweir.keys import CLASSES, GROUPS
+
+_VIEW = load("budgets_view")
 
 
 class Queue(msgspec.Struct, frozen=True):
@@ -33,14 +35,30 @@ class Level(msgspec.Struct, frozen=True):
     allowed: int
 
 
+class Standing(msgspec.Struct, frozen=True):
+    """How a deployment stands, beside its levels.
+
+    Attributes:
+        paused_s: closed for so long, 0 = open. why: what the pause is for, such as `provider_429`.
+        in_flight: calls granted and not over. factor: share of its rate that it uses after refusals, 1 = all.
+        refunds: whether unused tokens are taken back.
+    """
+
+    paused_s: float
+    why: str
+    in_flight: int
+    factor: float
+    refunds: bool
+
+
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """What operators look at first. `paused_s` > 0: that deployment is closed for so long."""
+    """What operators look at first."""
 
     queues: list[Queue]
     backlog: dict[str, int]
     due_later: int
     budgets: list[Level]
-    paused_s: dict[str, float]
+    deployments: dict[str, Standing]
     workers: int
     premium_slots: int
     edge_slots: int
@@ -66,13 +84,11 @@ async def overview(connection: Connection) -> Overview:
     now_us = int(time[0]) * 1_000_000 + int(time[1])
     backlog, lengths, firsts = rest[:4], rest[4 : 4 + len(GROUPS)], rest[4 + len(GROUPS) :]
 
-    terms = {name.decode(): msgspec.json.decode(text, type=Terms) for name, text in _pairs(limits) if b"@" not in name}
+    names = [name.decode() for name, _ in _pairs(limits) if b"@" not in name]
     present = [lane for lane, length, first in zip(GROUPS, lengths, firsts, strict=True) if length or first]
-    more: list[tuple[Argument, ...]] = [("HGETALL", key(f"budget:{name}")) for name in terms]
-    more += [("XINFO", "GROUPS", key(lane)) for lane in present]
-    replies = await connection.commands(more) if more else []
-    flats = [dict(_pairs(flat)) for flat in replies[: len(terms)]]
-    pending = dict(zip(present, (_group(reply) for reply in replies[len(terms) :]), strict=True))
+    replies = await connection.commands([("XINFO", "GROUPS", key(lane)) for lane in present]) if present else []
+    pending = dict(zip(present, (_group(reply) for reply in replies), strict=True))
+    levels, standings = await budgets(connection, names)
 
     offers = [tuple(map(int, text.split())) for _, text in _pairs(slots)]
     live = [offer for offer in offers if offer[2] > now_us]
@@ -83,15 +99,8 @@ async def overview(connection: Connection) -> Overview:
         ],
         backlog=dict(zip(CLASSES, backlog, strict=False)),
         due_later=backlog[3],
-        budgets=[
-            _level(name, limit, flat, now_us)
-            for (name, term), flat in zip(terms.items(), flats, strict=True)
-            for limit in term.limits
-        ],
-        paused_s={
-            name: max(0.0, (int(flat.get(b"pause_until", 0)) - now_us) / 1e6)
-            for name, flat in zip(terms, flats, strict=True)
-        },
+        budgets=levels,
+        deployments=standings,
         workers=len(live),
         premium_slots=sum(offer[0] for offer in live),
         edge_slots=sum(offer[1] for offer in live),
@@ -100,6 +109,26 @@ async def overview(connection: Connection) -> Overview:
         responses=responses,
         limits_version=int(dict(_pairs(limits)).get(b"@version", 0)),
     )
+
+
+async def budgets(connection: Connection, names: Sequence[str]) -> tuple[list[Level], dict[str, Standing]]:
+    """Levels and standing of these deployments, by the gate's own arithmetic.
+
+    Raises:
+        StoreUnavailable: Redis didn't answer.
+    """
+    if not names:
+        return [], {}
+    levels: list[Level] = []
+    standings: dict[str, Standing] = {}
+    rows = await connection.run(_VIEW, rest=[f"budget:{name}" for name in names])
+    for raw, paused_us, why, in_flight, factor, refunds, limits in rows:
+        name = raw.decode()
+        standings[name] = Standing(
+            int(paused_us) / 1e6, why.decode(), int(in_flight), int(factor) / 1000, bool(int(refunds))
+        )
+        levels += [Level(name, limit.decode(), *map(int, figures)) for limit, *figures in limits]
+    return levels, standings
 
 
 def _pairs(reply: Any) -> list[tuple[bytes, bytes]]:
@@ -121,18 +150,3 @@ def _queue(lane: str, length: int, first: Any, group: tuple[int, int], now_us: i
     if first:
         oldest_s = max(0.0, now_us / 1e6 - int(first[0][0].split(b"-")[0]) / 1000)
     return Queue(lane, max(0, length - group[0]), group[0], oldest_s, group[1])
-
-
-def _level(deployment: str, limit: Limit, flat: dict[bytes, bytes], now_us: int) -> Level:
-    """The level refilled to now, and the charges that a window can still hold; as lua/part_budget.lua counts."""
-    name = limit.name.encode()
-    stored = flat.get(name + b".level")
-    elapsed_us = max(0, now_us - int(flat.get(b"at", now_us)))
-    level = limit.cold if stored is None else min(limit.capacity, float(stored) + elapsed_us * limit.rate)
-    used = 0
-    found = re.match(rb"(\d+):(\d+):(.*)", flat.get(name + b".slots", b""))
-    if found:
-        slot_us, first = int(found[1]), int(found[2])
-        oldest = (now_us - limit.window_us - limit.late_us) // slot_us
-        used = sum(int(charge) for i, charge in enumerate(found[3].split()) if first + i >= oldest)
-    return Level(deployment, limit.name, level, limit.capacity, used, limit.limit)

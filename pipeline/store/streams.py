@@ -105,7 +105,8 @@ class Streams:
         """Write terminal results and settle their grants; True = this was the first."""
         args: list[Argument] = [GROUPS[lane], *self._kept]
         for entry_id, done in rows:
-            args += (entry_id, done.result.attempt, done.used_tokens, *result_row(done.result, streamed=done.stream))
+            used = done.used or (-1, -1)
+            args += (entry_id, done.result.attempt, *used, *result_row(done.result, streamed=done.stream))
         reply = await self._connection.run(_FINISH, args, bind=self._source(lane), rest=self._budgets)
         return [bool(first) for first in reply]
 
@@ -120,7 +121,13 @@ class Streams:
         """Put failed attempts into the backlog, each (entry id, deployment, outcome) with its due time."""
         args: list[Argument] = [GROUPS[lane]]
         for entry_id, deployment, retry in rows:
-            args += (deployment, round(retry.wait_s * 1e6), round(retry.pause_s * 1e6))
+            args += (
+                deployment,
+                round(retry.wait_s * 1e6),
+                round(retry.pause_s * 1e6),
+                retry.reason,
+                int(retry.limited),
+            )
             args += request_row(entry_id, retry.request, window_s=self._window_s)
         return int(await self._connection.run(_RETRY, args, bind=self._source(lane), rest=self._budgets))
 

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 
 from lua import Script, load
-from pipeline.limits import Terms
 from pipeline.store.answers import Answers
 from pipeline.store.letters import Letters
 from tokenweir.connection import Argument, Connection, connect
 from tokenweir.errors import StoreUnavailable
 from tokenweir.keys import GROUPS, Keys
+from tokenweir.terms import Terms
 
 _PENDING, _RELEASE = load("entries_pending"), load("entries_release")
 _PAGE = 500

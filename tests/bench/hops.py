@@ -19,7 +19,7 @@ from pipeline.answer import Answer, Stopwatch, answered
 from pipeline.config import Deployment, Pool
 from pipeline.loop import LoopSettings, StageLoop
 from pipeline.metrics import Metrics
-from pipeline.outcome import Done, Outcome
+from pipeline.outcome import Done, Outcome, Used
 from pipeline.stage import Delivery
 from pipeline.store import Store
 from stages.classify import Classify
@@ -64,7 +64,7 @@ class InstantAnswer:
         usage = Usage(prompt_tokens=request.prompt_tokens, completion_tokens=1, total_tokens=request.prompt_tokens + 1)
         answer = Answer(model="none", content="ok", body=b"{}", finish_reason="stop", usage=usage)
         result = answered(request, answer, route="premium", times=watch.times())
-        return Done(result=result, used_tokens=usage.total_tokens)
+        return Done(result=result, used=Used(usage.prompt_tokens, usage.completion_tokens))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Nothing beside."""

@@ -12,22 +12,22 @@ from lupa import lua51
 
 from lua import part
 from pipeline.config import Deployment
-from pipeline.limits import Limit, terms
+from pipeline.limits import terms
+from tokenweir.terms import Limit
 
 START_US = 1_700_000_000_000_000  # sixteen digits, as Redis's clock has them today
 Cost = Mapping[str, int]
 
 # Every step goes through the texts that stand in Redis, as it does in the scripts.
 _DRIVER = """
-local flat, limits, state = {}, nil, nil
-local function open(now) state = budget.open(flat, limits, now) end
+local flat, term, state = {}, nil, nil
+local function open(now) state = budget.open(flat, term, now) end
 local function save()
   local fields = budget.fields(state)
-  flat = {}
-  for i = 1, #fields, 2 do flat[fields[i]] = fields[i + 1] end
+  for i = 1, #fields, 2 do flat[fields[i]] = tostring(fields[i + 1]) end
 end
 return {
-  terms = function(given) limits = given end,
+  terms = function(given) term = given end,
   lose = function() flat = {} end,
   look = function(now) open(now); save(); return state end,
   text = function(name) return flat[name] end,
@@ -41,7 +41,7 @@ return {
   end,
   charge = function(now, cost) open(now); budget.charge(state, cost); save() end,
   uncharge = function(now, cost, at) open(now); budget.uncharge(state, cost, at); save() end,
-  pause = function(now, till) open(now); state.pause_until = math.max(state.pause_until, till); save() end,
+  pause = function(now, till) open(now); budget.pause(state, till, now, '', false); save() end,
 }
 """
 
@@ -56,13 +56,18 @@ class Arithmetic:
 
     def __init__(self, limits: Sequence[Limit], *, text: str | None = None) -> None:
         self._lua = lua51.LuaRuntime()
-        self._driver = self._lua.execute((text or part("budget")) + _DRIVER)
+        self._driver = self._lua.execute((text or part("budget")) + part("feedback") + _DRIVER)
         self.change(limits)
 
     def change(self, limits: Sequence[Limit]) -> None:
         """Other limits from now on, as after an operator's change."""
-        plain = msgspec.to_builtins(list(limits))
-        self._driver.terms(self._lua.table_from([self._lua.table_from(limit) for limit in plain]))
+        term = {
+            "limits": msgspec.to_builtins(list(limits)),
+            "settlement": "auto",
+            "max_in_flight": 0,
+            "feedback": False,
+        }
+        self._driver.terms(self._lua.table_from(term, recursive=True))
 
     def lose(self) -> None:
         """Forget everything, as after FLUSHALL."""

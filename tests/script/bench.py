@@ -185,7 +185,8 @@ class Bench:
         args: list[Argument] = [consumer]
         for item in held:
             args += request_row(item.entry, item.request, window_s=60)
-        return [answer.decode() for answer, _ in await self.run("calls_start", args)]
+        answers, _ = await self.run("calls_start", args)
+        return [answer.decode() for answer, _ in answers]
 
     async def give_back(self, held: Sequence[Held], *, consumer: str = "w1") -> int:
         args: list[Argument] = [consumer]
@@ -193,20 +194,25 @@ class Bench:
             args += request_row(item.entry, item.request, window_s=60)
         return int(await self.run("calls_return", args))
 
-    async def finish(self, *held: Held, used: int = -1, streamed: bool = False, **fields: Any) -> list[int]:
+    async def finish(self, *held: Held, used: int | None = None, streamed: bool = False, **fields: Any) -> list[int]:
         """Write terminal results of entries of one lane; 1 = it was the first."""
         args: list[Argument] = [GROUPS[held[0].lane], 1000, 3600]
         for item in held:
             request = item.request
             answer = {"id": request.id, "status": "ok", "attempt": request.attempt, "replay": request.replay}
             result = msgspec.convert(answer | fields, Result)
-            args += (item.entry, result.attempt, used, *result_row(result, streamed=streamed))
+            # All that isn't the prompt is output.
+            counted = (
+                (-1, -1) if used is None else (min(used, request.prompt_tokens), max(0, used - request.prompt_tokens))
+            )
+            args += (item.entry, result.attempt, *counted, *result_row(result, streamed=streamed))
         return list(await self.run("entries_finish", args, lane=held[0].lane))
 
-    async def retry(self, held: Held, *, wait_s: float = 0, pause_s: float = 0) -> int:
+    async def retry(self, held: Held, *, wait_s: float = 0, pause_s: float = 0, limited: bool = False) -> int:
         """The attempt failed: into the backlog as the next one."""
         again = msgspec.structs.replace(held.request, attempt=held.request.attempt + 1)
         args: list[Argument] = [GROUPS[held.lane], held.deployment, round(wait_s * 1e6), round(pause_s * 1e6)]
+        args += ("provider_429", int(limited))
         args += request_row(held.entry, again, window_s=60)
         return int(await self.run("entries_retry", args, lane=held.lane))
 

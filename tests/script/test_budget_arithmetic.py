@@ -7,7 +7,6 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.limits import Limit
 from tests.script.arithmetic import START_US, Arithmetic, Charge, limits_of, worst
 from tests.script.walks import (
     Step,
@@ -15,6 +14,7 @@ from tests.script.walks import (
     uncharges_its_own_slot,
     waits_are_exact,
 )
+from tokenweir.terms import Limit
 
 QUICK = settings(max_examples=40, deadline=None)
 

@@ -15,29 +15,29 @@ from tests.script.walks import Step, follows_model, uncharges_its_own_slot, wait
 from tokenweir.connection import Connection
 
 Check = Callable[[Bench], Awaitable[None]]
-_SLOT = "math.floor(granted_at / item.limit.slot_us)"
-_OLDEST = "limit.window_us - limit.late_us) / limit.slot_us)"
-_LEVEL_WAIT = "math.ceil((need - item.level) / limit.rate)"
+_OLDEST = "return slot_of(limit, since - limit.late_us)"
+_LEVEL_WAIT = "math.ceil((need - item.level) / item.rate)"
 BUDGET_FAULTS = {
-    "refill doubled": ("(state.now - (at or now)) * limit.rate", "(state.now - (at or now)) * limit.rate * 2"),
-    "no cap": ("level and math.min(limit.capacity, level + ", "level and math.min(math.huge, level + "),
-    "cold start is a full bucket": ("* limit.rate) or limit.cold", "* limit.rate) or limit.capacity"),
-    "floor ignored": ("budget.floors[floor] * limit.capacity", "0 * limit.capacity"),
-    "floor keeps large requests out": ("math.max(0, limit.capacity - price))", "math.huge)"),
+    "refill doubled": ("level + passed * item.rate)", "level + passed * item.rate * 2)"),
+    "no cap": ("level and math.min(item.capacity, level + ", "level and math.min(math.huge, level + "),
+    "cold start is a full bucket": ("or math.min(item.capacity, limit.cold)", "or item.capacity"),
+    "floor ignored": ("budget.floors[floor] * item.capacity", "0 * item.capacity"),
+    "floor keeps large requests out": ("math.max(0, item.capacity - price))", "math.huge)"),
     "steps of the clock unguarded": ("restart and now or math.max(now, at or now)", "now"),
-    "granted though a little short": ("if item.level < need then", "if item.level < need - 1 then"),
-    "window not looked at": ("if price + kept + item.used > limit.limit then", "if false then"),
+    "granted though a little short": ("item.level < need then", "item.level < need - 1 then"),
+    "window not looked at": ("if price + kept + item.used > item.allowed then", "if false then"),
     "window a slot too long": (_OLDEST, f"{_OLDEST} - 1"),
     "window a slot too short": (_OLDEST, f"{_OLDEST} + 1"),
-    "window without the way to the provider": ("(now - limit.window_us - limit.late_us)", "(now - limit.window_us)"),
-    "large requests at once after a cold start": ("if price > limit.capacity then", "if false then"),
-    "given back as fresh credit": ("      item.charges[index] = item.charges[index] - amount\n", ""),
-    "given back to the present slot": (_SLOT, "math.floor(state.now / item.limit.slot_us)"),
-    "level stored with tostring": ("string.format('%.17g', item.level)", "tostring(item.level)"),
-    "level stored whole": ("string.format('%.17g', item.level)", "string.format('%d', item.level)"),
+    "window without the way to the provider": (_OLDEST, "return slot_of(limit, since)"),
+    "large requests at once after a cold start": ("if price > item.capacity then", "if false then"),
+    "given back as fresh credit": ("    budget.put(item, -amount, granted_at)\n", ""),
+    "given back to the present slot": ("budget.put(item, -amount, granted_at)", "item.charge = item.charge - amount"),
+    "more given back than is there": ("  amount = math.min(amount, held)\n", ""),
+    "level stored with tostring": ("string.format('%.17g', value) or value", "tostring(value) or value"),
+    "level stored whole": ("string.format('%.17g', value) or value", "string.format('%d', value) or value"),
     "time stored with tostring": ("'at', string.format('%.0f', state.now)", "'at', tostring(state.now)"),
-    "sum stored with tostring": ("string.format('%.0f', item.cum)", "tostring(item.cum)"),
-    "wait too short": (_LEVEL_WAIT, "math.ceil((need - item.level) / limit.rate * 0.9)"),
+    "a slot too many passed over": ("current - item.last - 1)", "current - item.last)"),
+    "wait too short": (_LEVEL_WAIT, "math.ceil((need - item.level) / item.rate * 0.9)"),
     "wait too long": (_LEVEL_WAIT, f"{_LEVEL_WAIT} + 1000"),
     "wait for the wrong slot": ("(item.first + i) * limit", "(item.first + i - 1) * limit"),
 }
@@ -89,6 +89,9 @@ def check_large(text: str | None) -> None:
     later = known + 1000 * limit.window_us
     budget.charge(later, {"tpm": 8_400})
     assert later + budget.wait(later, {"tpm": 21_000}, 2) < later + limit.window_us // 2
+    for amount in (6_000, 6_000):
+        budget.uncharge(later, {"tpm": amount}, later)
+    assert (budget.used(later), budget.level(later)) == (0, limit.capacity), "no more comes back than was charged"
 
 
 def test_the_checks_pass_on_the_real_text() -> None:
@@ -148,11 +151,16 @@ SCRIPT_FAULTS = {
     "fence of the gate removed": ("gate_admit", "not pending(row.lane, 'gate', row.entry)", "false", check_repeats),
     "terminal check of the gate removed": ("gate_admit", "terminal(row.id, row.replay)", "false", check_repeats),
     "tenants not kept in line": ("gate_admit", "not queued_behind_own(row)", "true", check_order),
-    "floors of the gate ignored": ("gate_admit", "choose(cost, share)", "choose(cost, 0)", check_floors),
+    "floors of the gate ignored": (
+        "gate_admit",
+        "choose(cost, share, row.score)",
+        "choose(cost, 0, row.score)",
+        check_floors,
+    ),
     "a second result": ("entries_finish", "terminal(row.result.id, row.result.replay)", "false", check_repeats),
-    "settled at every finish": ("entries_finish", "  forget(id, attempt)\n", "", check_repeats),
+    "settled at every finish": ("entries_finish", "  forget(held)\n", "", check_repeats),
     "late grants started": ("calls_start", "now - held.at <=", "0 <=", check_repeats),
-    "given back without the refund": ("calls_start", "    changed = true\n", "", check_repeats),
+    "given back without the refund": ("calls_start", "elseif held then undo(held)", "", check_repeats),
     "budgets not saved by the gate": ("gate_admit", "expire_grants()\nsave_budgets()", "", check_repeats),
 }
 

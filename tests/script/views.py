@@ -29,7 +29,7 @@ async def budget(bench: Bench, name: str = "primary") -> Budget:
     """The budget as it stands, old slots included."""
     raw = await bench.redis("HGETALL", bench.keys.key(f"budget:{name}"))
     flat = {key.decode(): value.decode() for key, value in raw.items()}
-    used = [sum(map(int, flat[f"{limit}.slots"].split(":")[2].split())) for limit in ("rpm", "tpm")]
+    used = [int(flat[f"{limit}.slots"].split(":")[4]) for limit in ("rpm", "tpm")]
     return Budget(used[0], used[1], int(flat["rpm.cum"]), int(flat["tpm.cum"]))
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.limits import Limit
 from tests.script.arithmetic import START_US, Arithmetic, Charge, Model, limits_of, near, whole_wait, worst
+from tokenweir.terms import Limit
 
 # A step: microseconds that pass (may be negative), cost, rank.
 Step = tuple[int, int, int]

@@ -141,7 +141,7 @@ async def test_what_will_never_work_is_told_at_once(
     outcome = await call(server, deliver())
 
     assert isinstance(outcome, Done)
-    assert (outcome.result.status, outcome.result.code, outcome.used_tokens) == ("error", code, 0)
+    assert (outcome.result.status, outcome.result.code, outcome.used) == ("error", code, (0, 0))
     told = msgspec.json.decode(outcome.result.body)["error"]
     assert told == {"message": message, "type": "invalid_request_error", "code": code, "param": None}
 
@@ -202,7 +202,7 @@ async def test_an_answer_at_its_end_survives_a_reset(server: Script, deliver: De
     outcome = await call(server, deliver())
 
     assert isinstance(outcome, Done)
-    assert (outcome.result.content, outcome.used_tokens) == ("Hello", -1)
+    assert (outcome.result.content, outcome.used) == ("Hello", None)
 
 
 NO_TEXT: dict[str, tuple[dict[str, Any], str]] = {
@@ -270,7 +270,7 @@ async def test_attempts_come_to_an_end(
     outcome = await call(server, deliver(attempt=attempt))
 
     assert isinstance(outcome, Done)
-    assert (outcome.result.code, outcome.used_tokens) == (code, -1)
+    assert (outcome.result.code, outcome.used) == (code, None)
     assert msgspec.json.decode(body)["error"]["message"] in str(msgspec.json.decode(outcome.result.body))
 
 

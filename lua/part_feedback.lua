@@ -1,0 +1,126 @@
+-- What a budget learns from outside: results of calls, the provider's headers and refusals, and workers that remember.
+-- Pure, like part_budget.lua, which it needs.
+
+-- A header says what was left when the call was counted; it is too old to act on after this.
+local STALE_US = 15000000
+-- Kept back from what the provider says is left: other programs on the key are spending meanwhile.
+local MARGIN = 0.05
+local LOWEST = -0.01
+-- A difference between the two accounts of the provider's bucket that says something, as a share of the limit.
+local TELLING = 0.05
+local SAMPLES = 20
+local NARROWER, NARROWEST = 0.7, 0.2
+
+-- A call ended with this use; unknown (nil) = the reservation stands. Returns unused and extra tokens in all.
+function budget.settle(state, reserved, used, granted_at)
+  budget.passed(state, granted_at)
+  if not used then return end
+  local refund = state.term.settlement == 'refund' or state.refunds
+  for _, item in ipairs(state.items) do
+    local unused = (reserved[item.limit.name] or 0) - (used[item.limit.name] or 0)
+    if unused < 0 then
+      budget.add(item, -unused, state.now)
+    elseif unused > 0 then
+      if item.net then item.net = math.max(0, item.net - unused) end
+      if refund then budget.take_back(item, unused, granted_at) end
+    end
+  end
+end
+
+-- The provider answered a call that was granted then: whatever the pause was for is over.
+function budget.passed(state, granted_at)
+  if state.pause_until > 0 and granted_at >= state.pause_until then
+    state.pause_until, state.probe_at, state.why = 0, 0, ''
+  end
+end
+
+-- The provider refused a call that was granted at `granted_at`: nothing goes until `till`, then one probe.
+-- `narrow`: it was for its rate, so that our numbers are too high for it. By how much only its headers could
+-- tell; without them the rate is cut, once a pause, and heals slowly.
+function budget.pause(state, till, granted_at, why, narrow)
+  if narrow then
+    state.refunds, state.samples = false, ''
+    local blind = not state.term.feedback or state.now - state.heard_at > 60e6
+    if blind and granted_at >= state.paused_at then
+      state.factor, state.paused_at = math.max(NARROWEST, state.factor * NARROWER), state.now
+    end
+  end
+  if till > state.pause_until then state.pause_until, state.why = till, why end
+  state.probe_at = 0
+end
+
+local function named(state, name)
+  for _, item in ipairs(state.items) do
+    if item.limit.name == name then return item end
+  end
+end
+
+-- What the provider can't have counted yet when it said what was left to a call sent at `sent_at`.
+local function charged_since(item, at)
+  local charges, sum = budget.slots(item), 0
+  for i = #charges, math.max(1, math.floor(at / item.limit.slot_us) - item.first + 1), -1 do sum = sum + charges[i] end
+  return sum
+end
+
+-- Learn from one more reading whether unused tokens come back: 1 = all that is missing in the one account and not in
+-- the other did. Returns `proven`, `contradicted`, or nil.
+local function compare(state, item, left, limit)
+  local lacks, gap = limit - left, item.gross - item.net
+  if state.refunds then
+    if lacks - item.net < 2 * TELLING * item.allowed then return nil end
+    state.refunds, state.samples = false, ''
+    -- From here on all counts: what we took back and the provider didn't is charged again.
+    if lacks > item.used then budget.add(item, lacks - item.used, state.now) end
+    return 'contradicted'
+  end
+  if gap < TELLING * item.allowed then return nil end
+  local share = math.max(-1, math.min(2, (item.gross - lacks) / gap))
+  local n, sum, squares = string.match(state.samples, '^(%S+) (%S+) (%S+)$')
+  n, sum, squares = (n or 0) + 1, (sum or 0) + share, (squares or 0) + share * share
+  state.samples = string.format('%d %.17g %.17g', n, sum, squares)
+  local mean = sum / n
+  local error = math.sqrt(math.max(0, squares / n - mean * mean) / n)
+  if n < SAMPLES or mean - 2 * error <= 0.5 then return nil end
+  state.refunds, state.samples = true, ''
+  return 'proven'
+end
+
+-- A provider's headers to a call sent at `sent_at`: `left` of `limit`, full again in `reset_us` (0 = not said).
+-- Returns what is worth an alarm: `limit_lower`, `foreign_use`, `refunds_proven`, `refunds_contradicted`, or nil.
+function budget.heard(state, name, left, limit, reset_us, sent_at)
+  local item = named(state, name)
+  if not item or left < 0 or limit < 1 or left > limit or state.now - sent_at > STALE_US then return nil end
+  -- Headers of one name mean a minute at one provider and a day at the next; theirs says which.
+  local window = limit > left and reset_us * limit / (limit - left) or 0
+  local ours = window > item.limit.window_us / 2 and window < item.limit.window_us * 2
+  if not ours and not (reset_us == 0 and limit <= item.limit.limit) then return nil end
+  state.heard_at = state.now
+  local lower = limit < math.min(item.limit.limit, item.told)
+  item.told = limit
+  local learnt = item.gross and ours and compare(state, item, left, limit)
+  local known = left - charged_since(item, sent_at - item.limit.late_us)
+  local foreign = known < item.level - MARGIN * item.allowed
+  if state.term.feedback then
+    item.level = math.min(item.level, math.max(known - MARGIN * item.allowed, LOWEST * item.allowed))
+  end
+  return learnt and 'refunds_' .. learnt or lower and 'limit_lower' or foreign and 'foreign_use' or nil
+end
+
+-- A worker tells what it saw at `at`: all charges ever of a limit, and its level, in the life that began at `born`.
+-- In the same life, charges that are missing here were lost in a fail-over; they are put back where they were at
+-- the latest. Returns whether that changed anything. In a new life nothing is known but that a debt was open, which a cold start doesn't reckon with.
+function budget.seen(state, name, born, cum, level, at)
+  local item = named(state, name)
+  if not item then return false end
+  if born == state.born then
+    if cum <= item.cum then return false end
+    local missing = math.min(cum - item.cum, math.max(0, item.allowed - item.used))
+    budget.put(item, missing, at)
+    item.level, item.cum = item.level - missing, cum
+    return true
+  end
+  local debt = -(level + math.max(0, state.born - at) * item.limit.rate)
+  if born > state.born or not item.limit.paced or debt <= item.debt then return false end
+  item.level, item.debt = item.level - (debt - item.debt), debt
+  return true
+end
