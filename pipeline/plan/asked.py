@@ -7,7 +7,9 @@ from typing import Final
 import msgspec
 
 from pipeline.priority import GIVES_WAY_WINDOWS
+from pipeline.sandbox.limits import Dimension, costs_of
 
+Cost = dict[Dimension, int]
 CLASSES: Final = ("interactive", "standard", "batch")
 
 
@@ -38,13 +40,12 @@ class Asked(msgspec.Struct, kw_only=True, eq=False):
         return self.at_us / 1000 + GIVES_WAY_WINDOWS[self.rank] * window_s * 1000
 
     @property
-    def cost(self) -> dict[str, int]:
-        """What it reserves of each limit there is."""
-        tokens = self.prompt + self.output
-        return {"rpm": 1, "rpd": 1, "tpm": tokens, "tpd": tokens, "itpm": self.prompt, "otpm": self.output}
+    def cost(self) -> Cost:
+        """What a provider charges for it."""
+        return costs_of(prompt_tokens=self.prompt, output_tokens=self.output)
 
     @property
-    def unused(self) -> dict[str, int]:
+    def unused(self) -> Cost:
         """What of it a provider may give back once the answer's length is known."""
         tokens = max(0, self.output - self.used)
-        return {"rpm": 0, "rpd": 0, "tpm": tokens, "tpd": tokens, "itpm": 0, "otpm": tokens}
+        return {"rpm": 0, "rpd": 0, "tpm": tokens, "tpd": tokens, "itpm": 0, "otpm": tokens, "max_in_flight": 0}

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
 from pipeline.plan.arithmetic import Heard
-from pipeline.sandbox.limits import Limits, Verdict
+from pipeline.plan.asked import Cost
+from pipeline.sandbox.limits import DAYS, Dimension, Limits, Verdict
 from pipeline.sandbox.settings import Enforcement
-from tokenweir.terms import DAY_LIMITS, Allowed
+from tokenweir.terms import Allowed
 
 # OpenAI's headers tell of requests and of tokens in all.
 _TOLD: Final = ("rpm", "tpm")
@@ -75,58 +76,61 @@ class Receipt(msgspec.Struct, frozen=True):
 
     verdict: Verdict
     headers: tuple[Heard, ...]
-    counted: Mapping[str, Counted]
+    counted: Mapping[Dimension, Counted]
 
 
 class Provider:
     """One deployment's account. Times are seconds from the simulation's start and never step back.
 
+    Attributes:
+        accounts: what came from us, by limit. foreign: what other programs on the same key got, by limit.
+        rejected, admitted: calls of ours.
     Args:
-        refunds: tokens reserved but not used are given back when a call ends; `refunds_until_s` ends that.
+        refunds_from_s, refunds_until_s: between these, tokens reserved but not used come back when a call ends.
     """
 
     def __init__(
-        self, allowed: Allowed, mode: Enforcement, *, seed: int, refunds: bool = False, refunds_until_s: float = math.inf
+        self,
+        allowed: Allowed,
+        mode: Enforcement,
+        *,
+        seed: int,
+        refunds_from_s: float = math.inf,
+        refunds_until_s: float = math.inf,
     ) -> None:
-        window = {name: limit for name, limit in allowed.limits.items() if name not in DAY_LIMITS}
-        day = {name: limit for name, limit in allowed.limits.items() if name in DAY_LIMITS}
-        self._limits = Limits(mode, window, allowed.window_s)
-        self._days = Limits("sliding", day, _DAY_S)
-        self._refunds, self._refunds_until_s = refunds, refunds_until_s
-        self._most_flying, self._flying = allowed.max_in_flight or math.inf, 0
-        self.accounts = {name: Account(limit, allowed.window_s) for name, limit in window.items()}
-        self.day_accounts = {name: Account(limit, _DAY_S) for name, limit in day.items()}
+        limits = cast("dict[Dimension, int]", dict(allowed.limits))
+        judged = limits | ({"max_in_flight": allowed.max_in_flight} if allowed.max_in_flight else {})
+        self._limits = Limits(mode, judged, allowed.window_s, seed=seed)
+        self._refunds_from_s, self._refunds_until_s = refunds_from_s, refunds_until_s
+        self.accounts, self.foreign = (
+            {name: Account(limit, _DAY_S if name in DAYS else allowed.window_s) for name, limit in limits.items()}
+            for _ in range(2)
+        )
         self.rejected = 0
         self.admitted = 0
 
-    def charge(self, cost: Mapping[str, int], now: float) -> Receipt:
+    def charge(self, cost: Cost, now: float) -> Receipt:
         """Count a call, or refuse it and count nothing."""
-        verdict = self._judge(cost, now)
-        counted: dict[str, Counted] = {}
+        verdict = self._limits.charge(cost, now)
+        counted: dict[Dimension, Counted] = {}
         if verdict.admitted:
             self.admitted += 1
-            self._flying += 1
-            for name, account in (*self.accounts.items(), *self.day_accounts.items()):
-                counted[name] = account.add(now, cost[name])
+            counted = {name: account.add(now, cost[name]) for name, account in self.accounts.items()}
         else:
             self.rejected += 1
         return Receipt(verdict, self._headers(now), counted)
 
-    def _judge(self, cost: Mapping[str, int], now: float) -> Verdict:
-        if self._flying >= self._most_flying:
-            return Verdict(short="max_in_flight", wait_s=1.0)
-        for name, budget in self._days.budgets.items():
-            if budget.level(now) < cost[name]:
-                return Verdict(short=name, wait_s=budget.wait_s(cost[name], now))
-        verdict = self._limits.charge(cost, now)
-        if verdict.admitted:
-            self._days.charge(cost, now)
-        return verdict
+    def charge_foreign(self, cost: Cost, now: float) -> None:
+        """A call of another program on the key; whether it is admitted is that program's concern."""
+        if self._limits.charge(cost, now).admitted:
+            self._limits.end_call(now)
+            for name, account in self.foreign.items():
+                account.add(now, cost[name])
 
-    def ended(self, receipt: Receipt, unused: Mapping[str, int], now: float) -> None:
+    def ended(self, receipt: Receipt, unused: Cost, now: float) -> None:
         """An admitted call has ended with so much of its cost unused."""
-        self._flying -= 1
-        if not self._refunds or now >= self._refunds_until_s:
+        self._limits.end_call(now)
+        if not self._refunds_from_s <= now < self._refunds_until_s:
             return
         first = next(iter(receipt.counted.values()))
         self._limits.refund(unused, first.at_s, now)

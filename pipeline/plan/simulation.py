@@ -18,6 +18,7 @@ import msgspec
 from pipeline.plan.arithmetic import Budgets
 from pipeline.plan.asked import Asked
 from pipeline.plan.figures import Tally
+from pipeline.plan.foreign import Foreign
 from pipeline.plan.gate import Gate, Room
 from pipeline.plan.provider import Provider, Receipt
 from pipeline.plan.traffic import Traffic
@@ -43,7 +44,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         terms: by deployment, in the same order as the providers.
         delays: from the grant to the provider's count: anything up to J, or by turns nothing and J.
         time_scale: by how much latencies are shorter than at real scale.
-        headers: whether workers report what the provider's headers say.
+        foreign: other programs on the same keys, by deployment; none = nobody else uses them.
     """
 
     terms: Sequence[Terms]
@@ -57,6 +58,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     edge_mean_s: float = 1.2
     edge_p99_s: float = 3.0
     most_attempts: int = 3
+    foreign: Sequence[Foreign] = ()
     parts: Mapping[str, str] | None = None
 
     @property
@@ -88,6 +90,8 @@ class Simulation:
         """Play until then, or until nothing is left to happen; returns when that was, in microseconds."""
         self._arrivals = self._traffic.arrivals()
         self._next_arrival()
+        for index, foreign in enumerate(self._setup.foreign):
+            self._at(foreign.gap_us(), self._came_foreign, index)
         if self.tally.seconds is not None:
             self._at(SECOND, self._sample)
         shown = 0
@@ -228,6 +232,11 @@ class Simulation:
         self._gate.ended("edge")
         self._come(self._traffic.answered(asked, self._now))
         self._drain()
+
+    def _came_foreign(self, index: int) -> None:
+        foreign = self._setup.foreign[index]
+        self._providers[index].charge_foreign(foreign.cost(), self._now / SECOND)
+        self._at(self._now + foreign.gap_us(), self._came_foreign, index)
 
     def _sample(self) -> None:
         assert self.tally.seconds is not None
