@@ -1,8 +1,7 @@
-"""What the pipeline itself costs: three stage hops (classify, gate, premium) with the model call left out.
+"""What the pipeline costs: `hops`, `gate`, `limiter`, or all of them, each beside its floor or its peers.
 
-Two figures in one run, on one machine, so that their ratio means something: the same load through the
-engine, and over a bare stream hop (XADD, XREADGROUP, XACK, XADD, XREAD), which is the floor. All else is real:
-validation, token counts, the gate script with two limits, settlement, status, log lines, metrics.
+Such figures depend on the machine and on what else it does: everything to be compared is measured in one run, in
+turn, and medians are shown. Goals stand beside; a bench measures and asserts nothing.
 """
 
 from __future__ import annotations
@@ -11,53 +10,86 @@ import argparse
 import asyncio
 import json
 import sys
-import tempfile
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pipeline.embedded import ensure
-from tests.bench.hops import Figures, bare, engine
+from tests.bench import gate, hops, limiter
+from tests.bench.meter import Target, conditions, servers
 
-# Agreed for 100 requests/s; a bench measures, so these are shown and not asserted in a test.
-GOAL_P50_MS, GOAL_P99_MS = 5.0, 25.0
+BENCHES = ("hops", "gate", "limiter")
+_err = Console(file=sys.stderr)
+# In a file or a pipe nothing is narrow.
+_out = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150)
 
 
-async def _measure(url: str, rates: list[int], seconds: float) -> list[tuple[int, Figures, Figures]]:
-    rows = []
-    for rate in rates:
-        floor = await bare(url, rate=rate, seconds=seconds)
-        rows.append((rate, floor, await engine(url, rate=rate, seconds=seconds)))
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[tuple[Callable[[], None], Callable[[str], None]]]:
+    """A bar on stderr: a function that advances it, and one that says something above it."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=_err) as bar:
+        task = bar.add_task(what, total=total)
+        yield (lambda: bar.advance(task)), (lambda text: bar.console.print(text))
+
+
+def _hops(target: Target, args: argparse.Namespace) -> dict[str, Any]:
+    rates = [int(rate) for rate in args.rates.split(",")]
+    with _progress("hops", 2 * len(rates)) as (advance, _):
+        rows = asyncio.run(hops.measure(target.url, rates, args.hop_seconds, progress=advance))
+    _out.print(hops.table(rows))
+    _out.print(f"goal at 100 requests/s: p50 <= {hops.GOAL_P50_MS:g} ms, p99 <= {hops.GOAL_P99_MS:g} ms")
+    return {str(rate): {"floor": floor._asdict(), "pipeline": ours._asdict()} for rate, floor, ours in rows}
+
+
+def _gate(targets: list[Target], args: argparse.Namespace) -> list[dict[str, object]]:
+    with _progress("gate", gate.rounds(targets, args.repeats)) as (advance, _):
+        rows = asyncio.run(gate.measure(targets, repeats=args.repeats, progress=advance))
+    _out.print(gate.table(rows))
+    _out.print(f"goal: >= {gate.GOAL_DECISIONS_PER_S:,} decisions/s per Redis core by admit")
     return rows
 
 
-def main() -> int:
-    """Measure, print the table, and with --json the figures as one object in the last line."""
-    parser = argparse.ArgumentParser(prog="make bench ARGS=...", description=__doc__)
-    parser.add_argument("--rates", default="20,100,200", help="requests a second (default 20,100,200)")
-    parser.add_argument("--seconds", type=float, default=10, help="per rate (default 10)")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
-    args = parser.parse_args()
-    rates = [int(rate) for rate in args.rates.split(",")]
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, ensure(Path(folder) / "state") as server:
-        rows = asyncio.run(_measure(server.url, rates, args.seconds))
-    table = Table(title="Added by three stage hops, 1 kB prompts, one worker process")
-    for column in ("requests/s", "floor p50 / p99 ms", "pipeline p50 / p99 ms", "answered", "worker CPU us/request"):
-        table.add_column(column, justify="right")
-    for rate, floor, ours in rows:
-        table.add_row(
-            str(rate),
-            f"{floor.p50_ms:.1f} / {floor.p99_ms:.1f}",
-            f"{ours.p50_ms:.1f} / {ours.p99_ms:.1f}",
-            f"{ours.answered}/{ours.sent}",
-            f"{ours.cpu_us:.0f}",
+def _limiter(target: Target, args: argparse.Namespace) -> dict[str, Any]:
+    with _progress("limiter", limiter.rounds(args.repeats)) as (advance, say):
+        rows = asyncio.run(
+            limiter.measure(target, repeats=args.repeats, seconds=args.seconds, progress=advance, say=say)
         )
-    console = Console(file=sys.stdout)
-    console.print(table)
-    console.print(f"goal at 100 requests/s: p50 <= {GOAL_P50_MS:g} ms, p99 <= {GOAL_P99_MS:g} ms")
+    crowd = asyncio.run(limiter.contended(target, seconds=4 * args.seconds))
+    for table in limiter.tables(rows, crowd):
+        _out.print(table)
+    goals = [f"{callers} at a time >= {rate:,}/s, p99 <= {p99:g} ms" for callers, (rate, p99) in limiter.GOALS.items()]
+    best = limiter.best_peer(rows)
+    _out.print(
+        f"goals: {'; '.join(goals)}; >= {limiter.GOAL_TIMES_BEST_PEER} times the best peer at 128 "
+        f"({best:,.0f}/s in this run); {limiter.PROCESSES} processes p99 < {limiter.GOAL_CONTENDED_P99_MS:g} ms"
+    )
+    return {"server": target.name, "limiters": rows, "contended": crowd, "best_peer_at_128": best}
+
+
+def main() -> int:
+    """Measure, print tables, and with --json all figures and conditions as one object in the last line."""
+    parser = argparse.ArgumentParser(prog="make bench ARGS=...", description=__doc__)
+    parser.add_argument("bench", nargs="?", choices=(*BENCHES, "all"), default="all", help="which one (default all)")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds of gate and limiter (default 5)")
+    parser.add_argument("--seconds", type=float, default=0.5, help="limiter: per load and round (default 0.5)")
+    parser.add_argument("--rates", default="20,100,200", help="hops: requests a second (default 20,100,200)")
+    parser.add_argument("--hop-seconds", type=float, default=5, help="hops: per rate (default 5)")
+    args = parser.parse_args()
+    chosen = BENCHES if args.bench == "all" else (args.bench,)
+    with servers() as targets:
+        figures: dict[str, Any] = {"conditions": conditions() | {"servers": [target.name for target in targets]}}
+        if "hops" in chosen:
+            figures["hops"] = _hops(targets[-1], args)
+        if "gate" in chosen:
+            figures["gate"] = _gate(targets, args)
+        if "limiter" in chosen:
+            figures["limiter"] = _limiter(targets[0], args)
+    _out.print(", ".join(f"{name} {value}" for name, value in figures["conditions"].items()))
     if args.json:
-        figures = {str(rate): {"floor": floor._asdict(), "pipeline": ours._asdict()} for rate, floor, ours in rows}
         sys.stdout.write(json.dumps(figures) + "\n")
     return 0
 

@@ -1,4 +1,9 @@
-"""The two loads of the bench, and the worker process whose model call is left out."""
+"""What the pipeline itself costs: three stage hops (classify, gate, premium) with the model call left out.
+
+Two figures in one run, on one machine, so that their ratio means something: the same load through the
+engine, and over a bare stream hop (XADD, XREADGROUP, XACK, XADD, XREAD), which is the floor. All else is real:
+validation, token counts, the gate script with two limits, settlement, status, log lines, metrics.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,10 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import NamedTuple
+
+from rich.table import Table
 
 from pipeline import logs, tokens
 from pipeline.answer import Answer, Stopwatch, answered
@@ -29,6 +37,8 @@ from tokenweir.connection import Connection, connect
 from tokenweir.keys import Keys
 from tokenweir.wire import Usage
 
+# Agreed for 100 requests/s.
+GOAL_P50_MS, GOAL_P99_MS = 5.0, 25.0
 PROMPT = "Where is my parcel, and why has it not arrived? " * 21  # 1 kB
 # Never refuses; a short window, so that the cold start is over before the measurement.
 ROOMY = Pool(
@@ -96,6 +106,35 @@ async def _work(url: str) -> None:
 def _cpu_s() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
+
+
+async def measure(
+    url: str, rates: list[int], seconds: float, *, progress: Callable[[], None]
+) -> list[tuple[int, Figures, Figures]]:
+    """Each rate with the floor and the pipeline, one after the other."""
+    rows = []
+    for rate in rates:
+        floor = await bare(url, rate=rate, seconds=seconds)
+        progress()
+        rows.append((rate, floor, await engine(url, rate=rate, seconds=seconds)))
+        progress()
+    return rows
+
+
+def table(rows: list[tuple[int, Figures, Figures]]) -> Table:
+    """The figures for people."""
+    shown = Table(title="Added by three stage hops, 1 kB prompts, one worker process")
+    for column in ("requests/s", "floor p50 / p99 ms", "pipeline p50 / p99 ms", "answered", "worker CPU us/request"):
+        shown.add_column(column, justify="right")
+    for rate, floor, ours in rows:
+        shown.add_row(
+            str(rate),
+            f"{floor.p50_ms:.1f} / {floor.p99_ms:.1f}",
+            f"{ours.p50_ms:.1f} / {ours.p99_ms:.1f}",
+            f"{ours.answered}/{ours.sent}",
+            f"{ours.cpu_us:.0f}",
+        )
+    return shown
 
 
 async def engine(url: str, *, rate: int, seconds: float) -> Figures:
