@@ -1,4 +1,4 @@
-"""What application code imports: the client and its errors.
+"""What application code imports: the client, the limiter, and their errors.
 
 Nothing here imports the engine: an application may have a `pipeline.py` of its own. Names are loaded
 when first used, so that the command line starts without paying for the Redis client.
@@ -9,10 +9,19 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from tokenweir.errors import ConfigError, QueueFull, RequestError, ResultTimeout, StoreUnavailable, TokenweirError
+from tokenweir.errors import (
+    ConfigError,
+    LimitReached,
+    QueueFull,
+    RequestError,
+    ResultTimeout,
+    StoreUnavailable,
+    TokenweirError,
+)
 
 if TYPE_CHECKING:
     from tokenweir.client import Client
+    from tokenweir.limiter import Grant, Limiter
     from tokenweir.wire import Event, Result, Status, Ticket
 
 __version__ = "0.1.0"
@@ -20,6 +29,9 @@ __all__ = [
     "Client",
     "ConfigError",
     "Event",
+    "Grant",
+    "LimitReached",
+    "Limiter",
     "QueueFull",
     "RequestError",
     "Result",
@@ -33,6 +45,8 @@ __all__ = [
 _LAZY = {
     "Client": "tokenweir.client",
     "Event": "tokenweir.wire",
+    "Grant": "tokenweir.limiter",
+    "Limiter": "tokenweir.limiter",
     "Result": "tokenweir.wire",
     "Status": "tokenweir.wire",
     "Ticket": "tokenweir.wire",

@@ -4,6 +4,7 @@
   * ConfigError           start-up only: one line with the place and the cure, exit with 2
   * RequestError          this request can never succeed; carries `code`, one of `ErrorCode`
   * QueueFull             come back after `retry_after_s`; nothing was queued
+  * LimitReached          no room within the time given; come back after `retry_after_s`, nothing was charged
   * ResultTimeout         no result yet; the request goes on and can be asked for again
   * ProviderError
     * ProviderLimited     the provider said 429: the gate's numbers are wrong, pause and alarm
@@ -61,6 +62,14 @@ class RequestError(TokenweirError):
 
 class QueueFull(TokenweirError):
     """More requests wait than `max_waiting` allows; nothing was queued."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class LimitReached(TokenweirError):
+    """No room in the budget within the time given; nothing was charged. `retry_after_s`: when there may be."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)

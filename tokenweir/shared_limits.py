@@ -1,0 +1,140 @@
+"""The limits of a pool as they stand in Redis: found there, or put there, by whoever asks for budget alone."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from lua import Script, load
+from tokenweir.connection import Argument, Connection, insist
+from tokenweir.errors import ConfigError, StoreUnavailable
+from tokenweir.keys import valid_id
+from tokenweir.terms import DAY_LIMITS, WINDOW_LIMITS, Allowed, terms
+
+_SEED = load("limits_seed")
+_LIMITS: Final = (*WINDOW_LIMITS, *DAY_LIMITS)
+
+
+class _Limit(msgspec.Struct):
+    name: str
+
+
+class _Terms(msgspec.Struct):
+    """What we need of a deployment's terms, whoever wrote them."""
+
+    limits: tuple[_Limit, ...]
+    start_within_us: int
+
+
+class SharedLimits:
+    """The deployments of a pool, and scripts on their budgets.
+
+    Args:
+        given: by deployment, the limits to put in place where none are; None = those that are there.
+        only: the deployments to use; None = all.
+    """
+
+    def __init__(
+        self, connection: Connection, given: Mapping[str, Allowed] | None, only: Iterable[str] | None = None
+    ) -> None:
+        self._connection = connection
+        self._given = given
+        self._only = frozenset(only) if only is not None else None
+        self._opening = asyncio.Lock()
+        self._budgets: tuple[str, ...] = ()
+        self.deployments: tuple[str, ...] = ()
+        self.call_within_s: tuple[float, ...] = ()  # by deployment: from a grant to the start of its call
+        self.counts_tokens = False
+        self.splits_tokens = False  # prompt and output have limits of their own
+
+    async def open(self) -> None:
+        """Put the given limits in place and learn which deployments there are; once, harmless again.
+
+        Raises:
+            ConfigError: there are no limits, or not for a deployment that was asked for.
+            StoreUnavailable: Redis doesn't answer or refuses.
+        """
+        async with self._opening:
+            if self.deployments:
+                return
+            if self._given is not None:
+                await insist(self._seed)
+            found = await insist(self._read)
+            wanted = self._only if self._only is not None else found.keys()
+            if missing := sorted(set(wanted) - found.keys()) or (not found and ["any deployment"]):
+                raise ConfigError(
+                    f"pool {self._connection.keys.pool!r} has no limits in Redis for {missing[0]}: "
+                    "start a worker of it first, or pass limits="
+                )
+            self._learn({name: found[name] for name in sorted(wanted)})
+
+    async def run(self, script: Script, args: Sequence[Argument]) -> Any:
+        """Run a script on the budgets. Redis may have been emptied: limits that were given are put in place again.
+
+        Raises:
+            StoreUnavailable: no reply, or an error: whether it ran is unknown.
+        """
+        try:
+            return await self._connection.run(script, args, rest=self._budgets)
+        except StoreUnavailable as error:
+            if "NOLIMITS" not in str(error):
+                raise
+            if self._given is None:
+                raise StoreUnavailable(
+                    f"the limits of pool {self._connection.keys.pool!r} have gone from Redis: "
+                    "a worker of it puts them there when it works, or pass limits="
+                ) from error
+        await self._seed()
+        return await self._connection.run(script, args, rest=self._budgets)
+
+    def answers(self, reply: Sequence[int]) -> Sequence[int]:
+        """The answers of the reserve script; what stands before them may be changed by operators at any time."""
+        count = len(self.deployments)
+        self.call_within_s = tuple([within_us / 1e6 for within_us in reply[:count]])
+        return reply[count:]
+
+    async def _seed(self) -> None:
+        args: list[Argument] = []
+        for name, allowed in (self._given or {}).items():
+            encoded = msgspec.json.encode(terms(allowed))
+            args += [name, hashlib.sha256(encoded).hexdigest()[:16], encoded]
+        await self._connection.run(_SEED, args, rest=[f"budget:{name}" for name in self._given or {}])
+
+    async def _read(self) -> dict[str, _Terms]:
+        fields = await self._connection.command("HGETALL", self._connection.keys.key("limits"))
+        texts = {name.decode(): text for name, text in fields.items() if b"@" not in name}
+        return {name: msgspec.json.decode(text, type=_Terms) for name, text in texts.items()}
+
+    def _learn(self, found: Mapping[str, _Terms]) -> None:
+        names = {limit.name for terms_ in found.values() for limit in terms_.limits}
+        self.counts_tokens = not names <= {"rpm", "rpd"}
+        self.splits_tokens = bool(names & {"itpm", "otpm"})
+        self.call_within_s = tuple(terms_.start_within_us / 1e6 for terms_ in found.values())
+        self._budgets = tuple(f"budget:{name}" for name in found)
+        self.deployments = tuple(found)
+
+
+def as_allowed(limits: Mapping[str, Mapping[str, Any]]) -> dict[str, Allowed]:
+    """What is allowed by deployment, from `{"primary": {"rpm": 500, "tpm": 30_000, "window_s": 60}}`.
+
+    Raises:
+        ConfigError: an unknown name, or a value that can't be.
+    """
+    found = {}
+    for name, fields in limits.items():
+        try:
+            if not valid_id(name) or set(name) & set("@:{}"):
+                raise ValueError("a deployment's name may not hold spaces, '@', ':', '{' or '}'")
+            given = {key: value for key, value in fields.items() if value is not None}
+            amounts = {key: given.pop(key) for key in _LIMITS if key in given}
+            found[name] = msgspec.convert({**given, "limits": amounts}, Allowed)
+            terms(found[name])
+        except (ValueError, TypeError, ArithmeticError) as error:
+            raise ConfigError(f"limits of {name!r}: {error}") from error
+    if not found:
+        raise ConfigError("limits= names no deployment")
+    return found
