@@ -27,8 +27,10 @@ CALLERS = (1, 16, 128)
 PROCESSES = 12
 GOALS = {"1": (8_000, 0.5), "128": (50_000, 4.0)}
 GOAL_TIMES_BEST_PEER, GOAL_CONTENDED_P99_MS = 8, 5.0
+# Short, so that whole windows can be watched.
+_WINDOW_S = 2
 _NEVER = 100_000_000  # no job of seconds gets there
-_WORST_LIMIT, _WORST_WINDOW_S = 200, 2
+_WORST_LIMIT = 200
 _REFUSED_LIMIT = 10
 # 12 callers in turn, each of them a process: what a fleet of workers under a few thousand RPM does.
 _CONTENDED_PACE_S = 0.02
@@ -145,14 +147,15 @@ def rounds(repeats: int) -> int:
 def _shapes(seconds: float, *, last: bool) -> list[tuple[str, dict[str, Any]]]:
     """The jobs of one turn; what takes whole windows only in the last one."""
     shapes: list[tuple[str, dict[str, Any]]] = [
-        (str(callers), {"limit": _NEVER, "window_s": 60, "callers": callers, "seconds": seconds}) for callers in CALLERS
+        (str(callers), {"limit": _NEVER, "window_s": _WINDOW_S, "callers": callers, "seconds": seconds})
+        for callers in CALLERS
     ]
-    shapes.append(("refused", {"limit": _REFUSED_LIMIT, "window_s": 60, "callers": 16, "seconds": seconds}))
+    shapes.append(("refused", {"limit": _REFUSED_LIMIT, "window_s": _WINDOW_S, "callers": 16, "seconds": seconds}))
     if last:
-        saturated_s = 2.5 * _WORST_WINDOW_S
+        saturated_s = 2.5 * _WINDOW_S
         worst = {
             "limit": _WORST_LIMIT,
-            "window_s": _WORST_WINDOW_S,
+            "window_s": _WINDOW_S,
             "callers": 16,
             "seconds": saturated_s,
             "worst": True,
@@ -185,7 +188,7 @@ async def contended(target: Target, *, seconds: float) -> list[dict[str, Any]]:
                 variant="reserve",
                 key=f"contended-{pace_s}",
                 limit=_NEVER,
-                window_s=60,
+                window_s=_WINDOW_S,
                 callers=1,
                 seconds=seconds,
                 pace_s=pace_s,
