@@ -2,8 +2,8 @@
 -- What a worker has to tell of its calls: what providers' headers said, and what the budgets were when it last saw them.
 --
 -- KEYS  limits deferred backlog:meta *
--- ARGV  rows of seven: `heard`, deployment, limit, left, of how many, full again in (us; 0 = not said), sent at (us);
---       or `seen`, deployment, limit, born, cum, level, at (us)
+-- ARGV  rows of nine: `heard`, deployment, limit, left, of how many, full again in (us; 0 = not said), sent at (us), '', '';
+--       or `seen`, deployment, limit, born, cum, used, level, at (us), server
 -- Reply {deployment, limit, alarm} for each of part_feedback.lua's alarms
 -- include clock
 -- include budget
@@ -11,12 +11,12 @@
 -- include pool
 
 local alarms, reopened = {}, false
-for at = 1, #ARGV, 7 do
+for at = 1, #ARGV, 9 do
   local deployment, name, n = deployments[ARGV[at + 1]], ARGV[at + 2], {}
-  for i = 1, 4 do n[i] = tonumber(ARGV[at + 2 + i]) end
+  for i = 1, 5 do n[i] = tonumber(ARGV[at + 2 + i]) end
   local state = deployment and deployment.state
   if state and ARGV[at] == 'seen' then
-    state.changed = budget.seen(state, name, n[1], n[2], n[3], n[4]) or state.changed
+    state.changed = budget.seen(state, name, n[1], n[2], n[3], n[4], n[5], ARGV[at + 8]) or state.changed
   elseif state then
     local paused = state.pause_until
     budget.passed(state, n[4])

@@ -5,7 +5,7 @@
 -- ARGV  consumer; then a row a request (part_row.lua)
 -- Reply {answers, seen}. Per row {answer, now_ms}: `started` (make the call now), `given_back` (its charge is undone,
 --       the request is back at its old place in the backlog), `gone` (no longer ours, or already answered).
---       Per limit of each deployment {deployment, limit, born, cum, level, at}: what the worker tells
+--       Per limit of each deployment {deployment, limit, born, cum, used, level, at, server}: what the worker tells
 --       (budgets_report.lua) in case that the server loses it
 -- Asked again for a call that was started already (the reply was lost), the charge stands, as for any call that
 -- may have been made, and the request goes back.
@@ -61,7 +61,7 @@ for _, deployment in ipairs(deployments) do
   local state = deployment.state
   for _, item in ipairs(state.items) do
     seen[#seen + 1] = {deployment.name, item.limit.name, string.format('%.0f', state.born), string.format('%.0f', item.cum),
-      string.format('%.0f', math.floor(item.level)), string.format('%.0f', state.now)}
+      string.format('%.0f', item.used), string.format('%.0f', math.floor(item.level)), string.format('%.0f', state.now), state.server}
   end
 end
 return {replies, seen}

@@ -7,7 +7,8 @@
 --         pause_until (us; 0 = none), paused_at, probe_at, why; factor (narrowed rate); server (its run id), settle_until;
 --         refunds (0|1), heard_at and samples (part_feedback.lua);
 --         per limit: <name>.level, <name>.cum (all charges ever), <name>.told (limit that the provider states),
---         <name>.debt (taken over after a cold start), <name>.gross, <name>.net (part_feedback.lua),
+--         <name>.debt (taken over after a cold start), <name>.base, <name>.back (cum when the server changed, and how much
+--         that was missing in it has come back), <name>.gross, <name>.net (part_feedback.lua),
 --         <name>.slots = "slot_us:first:last:charge:used:past": `charge` stands in slot `last`, and `past` lists
 --         the charges of the slots from `first` up to it; most calls need to read none of them
 -- cost    {rpm = 1, tpm = 570, ...}: integers >= 0
@@ -34,7 +35,7 @@ end
 local function slot_of(limit, at) return math.floor(at / limit.slot_us) end
 
 -- The first slot that a provider's window may still hold.
-local function oldest(limit, now)
+function budget.oldest(limit, now)
   local since = now - limit.window_us
   if limit.resets_us >= 0 then
     since = math.floor((now - limit.resets_us) / limit.window_us) * limit.window_us + limit.resets_us
@@ -45,7 +46,7 @@ end
 -- Move on to the slot of `now`, and forget those that have gone.
 local function roll(item, now)
   local limit, current = item.limit, slot_of(item.limit, now)
-  local first = oldest(limit, now)
+  local first = budget.oldest(limit, now)
   if item.last < first then
     item.first, item.last, item.charge, item.used, item.past = current, current, 0, 0, ''
     return
@@ -84,14 +85,18 @@ function budget.slots(item)
   return charges
 end
 
--- Add `amount` (below 0: take it out) to the slot that holds `at`, where it is still kept.
+-- Add `amount` (below 0: take it out) to the slot that holds `at`, which is one that a window may still hold.
 function budget.put(item, amount, at)
   local index = slot_of(item.limit, at)
   if index >= item.last then
     item.charge = item.charge + amount
   else
+    if index < item.first then
+      item.past = string.rep('0 ', item.first - index) .. item.past
+      item.first = index
+    end
     local charges = budget.slots(item)
-    local place = math.max(index, item.first) - item.first + 1
+    local place = index - item.first + 1
     charges[place] = charges[place] + amount
     for i = 1, #charges do charges[i] = string.format('%.0f', charges[i]) end
     charges[#charges] = ''
@@ -100,7 +105,7 @@ function budget.put(item, amount, at)
   item.used = item.used + amount
 end
 
-local function opened(flat, limit, state, restart, passed)
+local function opened(flat, limit, state, restart, passed, moved)
   local name = limit.name
   restart = restart and limit.paced
   local told = tonumber(flat[name .. '.told']) or limit.limit
@@ -114,6 +119,8 @@ local function opened(flat, limit, state, restart, passed)
   item.level = level and math.min(item.capacity, level + passed * item.rate) or math.min(item.capacity, limit.cold)
   item.cum = tonumber(flat[name .. '.cum']) or 0
   item.debt = level and tonumber(flat[name .. '.debt']) or 0
+  item.base = moved and item.cum or tonumber(flat[name .. '.base']) or 0
+  item.back = not moved and tonumber(flat[name .. '.back']) or 0
   if name == 'tpm' and state.term.settlement == 'auto' then
     -- What the provider's own bucket lacks, if it never refunds and if it always does.
     local refilled = passed * item.allowed / limit.window_us
@@ -147,11 +154,10 @@ function budget.open(flat, term, now, server)
   state.why, state.refunds, state.samples = flat.why or '', flat.refunds == '1', flat.samples or ''
   state.factor = math.min(1, (tonumber(flat.factor) or 1) + passed * HEALING)
   state.server = server or flat.server or ''
-  if server and at and flat.server and flat.server ~= '' and flat.server ~= server then
-    state.settle_until = state.now + SETTLE_US
-  end
-  state.changed = not at or restart or flat.server ~= state.server
-  for i, limit in ipairs(term.limits) do state.items[i] = opened(flat, limit, state, restart, passed) end
+  local moved = at ~= nil and (flat.server or '') ~= '' and flat.server ~= state.server
+  if moved then state.settle_until = state.now + SETTLE_US end
+  state.changed = not at or restart or (flat.server or '') ~= state.server
+  for i, limit in ipairs(term.limits) do state.items[i] = opened(flat, limit, state, restart, passed, moved) end
   return state
 end
 
@@ -278,6 +284,8 @@ function budget.fields(state)
     put(name .. '.cum', item.cum)
     put(name .. '.told', item.told, limit.limit)
     put(name .. '.debt', item.debt, 0)
+    put(name .. '.base', item.base, 0)
+    put(name .. '.back', item.back, 0)
     if item.gross then
       put(name .. '.gross', item.gross)
       put(name .. '.net', item.net)

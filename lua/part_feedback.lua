@@ -106,17 +106,21 @@ function budget.heard(state, name, left, limit, reset_us, sent_at)
   return learnt and 'refunds_' .. learnt or lower and 'limit_lower' or foreign and 'foreign_use' or nil
 end
 
--- A worker tells what it saw at `at`: all charges ever of a limit, and its level, in the life that began at `born`.
--- In the same life, charges that are missing here were lost in a fail-over; they are put back where they were at
--- the latest. Returns whether that changed anything. In a new life nothing is known but that a debt was open, which a cold start doesn't reckon with.
-function budget.seen(state, name, born, cum, level, at)
+-- A worker tells what it saw of a limit at `at` on `server`: all charges ever, those of the window, and the level, in
+-- the life of the budget that began at `born`. In the same life on another server, charges that are missing here were
+-- lost in a fail-over: they are put back where they were at the latest. In a new life nothing is known but that a debt
+-- was open, which a cold start doesn't reckon with. Returns whether that changed anything.
+function budget.seen(state, name, born, cum, used, level, at, server)
   local item = named(state, name)
   if not item then return false end
   if born == state.born then
-    if cum <= item.cum then return false end
-    local missing = math.min(cum - item.cum, math.max(0, item.allowed - item.used))
-    budget.put(item, missing, at)
-    item.level, item.cum = item.level - missing, cum
+    local missing, since = cum - item.base - item.back, item.cum - item.base - item.back
+    if server == state.server or missing <= 0 then return false end
+    item.back, item.cum = item.back + missing, item.cum + missing
+    item.level = math.min(item.level, level + math.max(0, state.now - at) * item.rate - since)
+    if at >= budget.oldest(item.limit, state.now) * item.limit.slot_us then
+      budget.put(item, math.min(missing, used, math.max(0, item.allowed - item.used)), at)
+    end
     return true
   end
   local debt = -(level + math.max(0, state.born - at) * item.limit.rate)

@@ -101,8 +101,11 @@ class Gate:
     async def start(self, rows: Sequence[tuple[str, Request]]) -> list[tuple[str, int]]:
         """Start granted calls: (`started` | `given_back` | `gone`, Redis time in ms) each."""
         answers, seen = await self._grant(_START, [self._consumer, *self._rows(rows)])
-        for deployment, limit, *figures in seen:
-            self._seen[deployment.decode(), limit.decode()] = ("seen", deployment, limit, *figures)
+        for deployment, limit, born, cum, *rest in seen:
+            former = self._seen.get((deployment.decode(), limit.decode()))
+            # Less than before in the same life: charges were lost, and what we know of them isn't told yet.
+            if former is None or former[3] != born or int(former[4]) <= int(cum):
+                self._seen[deployment.decode(), limit.decode()] = ("seen", deployment, limit, born, cum, *rest)
             self._seen_at = time.monotonic()
         return [(answer.decode(), int(now_ms)) for answer, now_ms in answers]
 
@@ -113,7 +116,7 @@ class Gate:
     def hear(self, deployment: str, readings: Iterable[Reading], *, sent_ms: float) -> None:
         """Take what a provider's headers said to a call that was sent then (Redis time); `report` passes it on."""
         for one in readings:
-            row = ("heard", deployment, one.limit, one.left, one.of, round(one.reset_s * 1e6), round(sent_ms * 1000))
+            row = ("heard", deployment, one.limit, one.left, one.of, round(one.reset_s * 1e6), round(sent_ms * 1000), "", "")
             former = self._heard.get((deployment, one.limit))
             # Answers overtake each other; the call that was sent last knows of the others.
             if former is None or former[6] <= row[6]:  # type: ignore[operator]  # both are whole numbers

@@ -21,7 +21,8 @@ Cost = Mapping[str, int]
 # Every step goes through the texts that stand in Redis, as it does in the scripts.
 _DRIVER = """
 local flat, term, state = {}, nil, nil
-local function open(now) state = budget.open(flat, term, now) end
+local server = 'first'
+local function open(now) state = budget.open(flat, term, now, server) end
 local function save()
   local fields = budget.fields(state)
   for i = 1, #fields, 2 do flat[fields[i]] = tostring(fields[i + 1]) end
@@ -39,6 +40,9 @@ return {
     save()
     return us, state.now
   end,
+  move = function(name, lost) server = name; flat = lost or flat end,
+  copy = function() local copy = {}; for name, value in pairs(flat) do copy[name] = value end; return copy end,
+  ask = function(now, name, ...) open(now); local reply = budget[name](state, ...); save(); return reply end,
   charge = function(now, cost) open(now); budget.charge(state, cost); save() end,
   uncharge = function(now, cost, at) open(now); budget.uncharge(state, cost, at); save() end,
   pause = function(now, till) open(now); budget.pause(state, till, now, '', false); save() end,
@@ -52,21 +56,23 @@ def limits_of(**settings: Any) -> tuple[Limit, ...]:
 
 
 class Arithmetic:
-    """A budget of these limits; `text` stands in place of lua/part_budget.lua."""
+    """A budget of these limits; `text` stands in place of lua/part_budget.lua, `learning` of lua/part_feedback.lua.
 
-    def __init__(self, limits: Sequence[Limit], *, text: str | None = None) -> None:
+    Args:
+        settings: the other terms: settlement, max_in_flight, feedback.
+    """
+
+    def __init__(
+        self, limits: Sequence[Limit], *, text: str | None = None, learning: str | None = None, **settings: Any
+    ) -> None:
         self._lua = lua51.LuaRuntime()
-        self._driver = self._lua.execute((text or part("budget")) + part("feedback") + _DRIVER)
+        self._driver = self._lua.execute((text or part("budget")) + (learning or part("feedback")) + _DRIVER)
+        self._settings = {"settlement": "auto", "max_in_flight": 0, "feedback": False} | settings
         self.change(limits)
 
     def change(self, limits: Sequence[Limit]) -> None:
         """Other limits from now on, as after an operator's change."""
-        term = {
-            "limits": msgspec.to_builtins(list(limits)),
-            "settlement": "auto",
-            "max_in_flight": 0,
-            "feedback": False,
-        }
+        term = self._settings | {"limits": msgspec.to_builtins(list(limits))}
         self._driver.terms(self._lua.table_from(term, recursive=True))
 
     def lose(self) -> None:
@@ -90,6 +96,38 @@ class Arithmetic:
     def pause(self, now: int, until: int) -> None:
         self._driver.pause(now, until)
 
+    def refused(self, now: int, granted_at: int, wait_us: int) -> None:
+        """A call was refused for its rate."""
+        self._driver.ask(now, "pause", now + wait_us, granted_at, "provider_429", True)
+
+    def settle(self, now: int, reserved: Cost, used: Cost | None, granted_at: int) -> None:
+        self._driver.ask(now, "settle", self._cost(reserved), self._cost(used) if used else None, granted_at)
+
+    def heard(self, now: int, name: str, left: int, of: int, reset_us: float, sent_at: int) -> str | None:
+        """Headers came; returns the alarm."""
+        alarm: str | None = self._driver.ask(now, "heard", name, left, of, reset_us, sent_at)
+        return alarm
+
+    def seen(self, now: int, name: str, memory: Memory) -> bool:
+        """A worker tells what it remembers."""
+        return bool(self._driver.ask(now, "seen", name, *memory))
+
+    def remember(self, now: int, name: str, index: int = 1) -> Memory:
+        """What a worker that starts a call now sees."""
+        state = self._driver.look(now)
+        item = state["items"][index]
+        return Memory(
+            int(state.born), int(item.cum), int(item.used), math.floor(item.level), int(state.now), str(state.server)
+        )
+
+    def snapshot(self) -> object:
+        """The state as a replica has it now."""
+        return self._driver.copy()
+
+    def move(self, server: str, state: object = None) -> None:
+        """Another server from now on, with the state that it has."""
+        self._driver.move(server, state)
+
     def level(self, now: int, index: int = 1) -> float:
         return float(self._driver.look(now)["items"][index].level)
 
@@ -102,6 +140,24 @@ class Arithmetic:
 
     def _cost(self, cost: Cost) -> object:
         return self._lua.table_from(cost)
+
+
+def warm(*limits: Limit, **settings: Any) -> tuple[Arithmetic, int]:
+    """A budget that has been idle for an hour, and the time."""
+    budget = Arithmetic(limits, **settings)
+    budget.wait(START_US, {"rpm": 0})
+    return budget, START_US + 3600 * 1_000_000
+
+
+class Memory(NamedTuple):
+    """What a worker remembers of one limit."""
+
+    born: int
+    cum: int
+    used: int
+    level: int
+    at: int
+    server: str
 
 
 class Charge(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from lua import Script, part
-from tests.script import views
+from tests.script import troubles, views
 from tests.script.arithmetic import START_US, Arithmetic, limits_of
 from tests.script.bench import PRIMARY, Bench, altered
 from tests.script.walks import Step, follows_model, uncharges_its_own_slot, waits_are_exact
@@ -108,6 +108,54 @@ def test_faults_in_the_arithmetic_are_caught(fault: str) -> None:
 
     with pytest.raises(AssertionError):
         check_budget(text.replace(right, wrong))
+
+
+LEARNING_FAULTS = {
+    "the probe isn't alone": ("budget", "if state.pause_until > 0 then state.probe_at", "if false then state.probe_at"),
+    "the probe is never given up": ("budget", "state.probe_at + PROBE_US", "math.huge"),
+    "a probe given back blocks": ("budget", "if state.probe_at == granted_at then", "if false then"),
+    "any answer ends a pause": ("feedback", "granted_at >= state.pause_until", "true"),
+    "every refusal narrows": ("feedback", "granted_at >= state.paused_at", "true"),
+    "narrowed to nothing": ("feedback", "math.max(NARROWEST, state.factor * NARROWER)", "state.factor * NARROWER"),
+    "a pause can be shortened": ("feedback", "if till > state.pause_until then", "if true then"),
+    "old headers are believed": ("feedback", " or state.now - sent_at > STALE_US", ""),
+    "headers of a day are believed": ("feedback", "window < item.limit.window_us * 2", "true"),
+    "what is on its way isn't reckoned with": (
+        "feedback",
+        "left - charged_since(item,",
+        "left - 0 * charged_since(item,",
+    ),
+    "headers raise the level": ("feedback", "math.min(item.level, math.max(known", "(math.max(known"),
+    "no bottom for what headers say": ("feedback", ", LOWEST * item.allowed))", ", -math.huge))"),
+    "no margin for others": ("feedback", "known - MARGIN * item.allowed, LOWEST", "known, LOWEST"),
+    "lost charges stay lost": (
+        "feedback",
+        "budget.put(item, math.min(missing,",
+        "budget.put(item, 0 * math.min(missing,",
+    ),
+    "grants before all have spoken": ("budget", "local until_at = state.settle_until", "local until_at = 0"),
+    "a debt is forgotten": ("feedback", "item.level, item.debt = item.level - (debt - item.debt), debt", ""),
+    "a day begins at midnight": ("budget", "math.floor((now - limit.resets_us) / limit", "math.floor(now / limit"),
+    "calls in flight aren't counted": ("budget", "if most > 0 and state.in_flight >= most", "if false"),
+    "always refunded": ("feedback", "if refund then budget.take_back", "if true then budget.take_back"),
+    "use beyond the reservation is free": ("feedback", "      budget.add(item, -unused, state.now)\n", ""),
+}
+
+
+def test_the_lessons_pass_on_the_real_texts() -> None:
+    """Without a planted fault nothing is found."""
+    troubles.all_of_it(None, None)
+
+
+@pytest.mark.parametrize("fault", LEARNING_FAULTS)
+def test_faults_in_what_a_budget_learns_are_caught(fault: str) -> None:
+    """A budget that learns the wrong thing, or forgets, doesn't pass."""
+    where, right, wrong = LEARNING_FAULTS[fault]
+    assert part(where).count(right) == 1, "the text has changed: plant the fault anew"
+    text = part(where).replace(right, wrong)
+
+    with pytest.raises(AssertionError):
+        troubles.all_of_it(text if where == "budget" else None, text if where == "feedback" else None)
 
 
 async def check_repeats(bench: Bench) -> None:
