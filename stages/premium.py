@@ -28,6 +28,15 @@ log = structlog.get_logger()
 # A 429 says that our numbers are wrong, not that the request is: it gets more tries than a failing provider.
 _LIMITED_TRIES_FACTOR = 3
 _BACKOFF_S = (0.5, 2.0)
+# Until a person acts every call of the deployment fails: what it is, what ends it, and what its callers are told.
+_OUT: Mapping[str, tuple[str, str, ErrorCode]] = {
+    "quota_exhausted": (
+        "says that the account has no quota left",
+        "pay or raise the quota at the provider",
+        "quota_exhausted",
+    ),
+    "key_refused": ("refuses its key", "set a valid key and restart the workers", "provider_rejected"),
+}
 
 
 class Premium:
@@ -59,6 +68,8 @@ class Premium:
         self._models = {one.name: one.model for one in deployments}
         self._max_attempts = max_attempts
         self._jitter = jitter
+        # Deployments that are out: why, and since when (monotonic). So each incident is said once.
+        self._out: dict[str, tuple[str, float]] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
         """Make the clients before the first request has to wait for them."""
@@ -88,11 +99,16 @@ class Premium:
             if time.monotonic() > delivery.call_by:
                 return Late(request=request)
             watch.call_started()
-            answer = await provider.answer(request, on_text)
+            began_s = time.monotonic()
+            answer = await provider.answer(request, on_text, delivery.hear)
         except ProviderError as error:
             log.debug("premium_call_failed", reason=error.reason, deployment=delivery.deployment)
-            model = self._models.get(delivery.deployment, "")
-            return self._outcome(request, error, watch.times(), model=model, spoke=spoke)
+            if error.reason in _OUT:
+                self._tell_out(delivery.deployment, error)
+            return self._outcome(request, error, watch.times(), deployment=delivery.deployment, spoke=spoke)
+        if self._out and self._out.get(delivery.deployment, ("", began_s))[1] < began_s:
+            del self._out[delivery.deployment]
+            log.info("deployment_back", deployment=delivery.deployment)
         return Done(
             result=answered(request, answer, route="premium", times=watch.times(answer.first_s)),
             priority=request.priority,
@@ -100,11 +116,31 @@ class Premium:
             used=_used(answer.usage),
         )
 
-    def _outcome(self, request: Request, error: ProviderError, times: Times, *, model: str, spoke: bool) -> Outcome:
+    def _tell_out(self, deployment: str, error: ProviderError) -> None:
+        """Say that a person is needed: once, until the deployment answers again."""
+        known = self._out.get(deployment)
+        if known and known[0] == error.reason:
+            return
+        self._out[deployment] = (error.reason, time.monotonic())
+        trouble, cure, _ = _OUT[error.reason]
+        log.error(
+            "deployment_out",
+            deployment=deployment,
+            reason=error.reason,
+            trouble=f"its provider {trouble}",
+            said=str(error),
+            effect="closed for all, one probe a minute; other deployments and the edge go on",
+            cure=f"{cure}; then `tokenweir limits resume {deployment}`, or wait for the probe",
+        )
+
+    def _outcome(
+        self, request: Request, error: ProviderError, times: Times, *, deployment: str, spoke: bool
+    ) -> Outcome:
         """What becomes of a request whose call brought no answer.
 
         A refusal before any text cost no tokens. What failed otherwise may have been paid: its reservation stands.
         """
+        model = self._models.get(deployment, "")
         if isinstance(error, ProviderRejected):
             result = failed(request, error.code, str(error), route="premium", model=model, times=times)
             return Done(
@@ -112,19 +148,29 @@ class Premium:
             )
         limited = isinstance(error, ProviderLimited)
         if request.attempt >= self._max_attempts * (_LIMITED_TRIES_FACTOR if limited else 1):
-            code: ErrorCode = "quota_exhausted" if error.reason == "quota_exhausted" else "provider_unavailable"
-            message = f"given up after {request.attempt} attempts; the last one: {error}"
-            result = failed(request, code, message, route="premium", model=model, times=times)
+            result = failed(request, *_given_up(request, error, deployment), route="premium", model=model, times=times)
             return Done(result=result, priority=request.priority, stream=request.stream)
         backoff_s = self._jitter(*_BACKOFF_S) * request.attempt
-        wait_s = error.retry_after_s or backoff_s
+        stated_s = error.retry_after_s or backoff_s
         return Retry(
             request=msgspec.structs.replace(request, attempt=request.attempt + 1),
             reason=error.reason,
-            wait_s=wait_s if limited else max(wait_s, backoff_s),
-            pause_s=wait_s if limited else 0,
-            limited=limited and error.reason == "provider_429",
+            # A pause keeps this deployment from everybody; another one may serve the request at once.
+            wait_s=0 if limited else max(stated_s, backoff_s),
+            pause_s=stated_s if limited else 0,
+            limited=error.reason == "provider_429",
         )
+
+
+def _given_up(request: Request, error: ProviderError, deployment: str) -> tuple[ErrorCode, str]:
+    """What the caller of a request is told whose attempts are used up."""
+    if error.reason not in _OUT:
+        return "provider_unavailable", f"given up after {request.attempt} attempts; the last one: {error}"
+    trouble, cure, code = _OUT[error.reason]
+    return code, (
+        f"given up after {request.attempt} attempts: the provider of deployment {deployment!r} {trouble}; its operator "
+        f"must {cure}; it said: {error}"
+    )
 
 
 def _used(usage: Usage) -> Used | None:

@@ -15,12 +15,23 @@ import msgspec
 from stages.providers import waits
 from tokenweir.errors import ProviderError, ProviderLimited, ProviderRejected, ProviderUnavailable
 
-# Without money every call fails until somebody pays: look again once a minute, not more often.
-QUOTA_PAUSE_S: Final = 60.0
+# Without money, or with a key that isn't taken, every call fails until a person acts: look again once a minute.
+OUT_PAUSE_S: Final = 60.0
 
 _LONGEST_RAW = 4096
 _LONGEST_MESSAGE = 1000
 _QUOTA_CODES: Final = {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"}
+# A bare 403 may be about one prompt (moderation, a firewall) and must not close the deployment for all others;
+# these say that it is about our key.
+_KEY_CODES: Final = {
+    "access_denied",
+    "account_deactivated",
+    "authentication_error",
+    "invalid_api_key",
+    "permission_denied",
+    "permission_error",
+    "unsupported_country_region_territory",
+}
 _FILTER_CODES: Final = {"content_filter", "content_policy_violation", "ResponsibleAIPolicyViolation"}
 # What an error inside a 200 means when it names no status.
 _STATUS_OF: Final = {
@@ -110,7 +121,9 @@ def _error(status: int, said: Said, wait_s: float | None, secret: str) -> Provid
     if status in (413, 429) and said.too_large:
         return ProviderRejected(message, reason="too_large", code="too_large_for_limit")
     if status == 402 or _QUOTA_CODES & {said.code, said.type}:
-        return ProviderLimited(message, reason="quota_exhausted", retry_after_s=QUOTA_PAUSE_S)
+        return ProviderLimited(message, reason="quota_exhausted", retry_after_s=OUT_PAUSE_S)
+    if status == 401 or (status == 403 and _KEY_CODES & {said.code.lower(), said.type.lower()}):
+        return ProviderLimited(message, reason="key_refused", retry_after_s=OUT_PAUSE_S)
     if status == 429 and not said.overloaded:
         return ProviderLimited(message, reason="provider_429", retry_after_s=wait_s)
     if status in (408, 409, 429) or not 400 <= status < 500:
@@ -140,7 +153,7 @@ def _said(tree: Any, text: str, status: int) -> Said:
         return Said(
             message=message or f"the provider answered {status} without a message",
             code=str(code or ""),
-            type=str(error.get("type") or ""),
+            type=str(error.get("type") or error.get("status") or ""),
         )
     if isinstance(error, str) and error:
         return Said(message=error)

@@ -20,9 +20,11 @@ import openai
 from pipeline.answer import Answer
 from pipeline.config import Deployment
 from pipeline.message import Request
+from pipeline.stage import Hear
 from stages.providers import failures
 from stages.providers.assembly import Assembly
 from stages.providers.events import Events, decode
+from stages.providers.headers import readings
 from tokenweir.errors import ProviderError, ProviderUnavailable
 
 _JSON_TRUE = msgspec.Raw(b"true")
@@ -68,11 +70,14 @@ class OpenAIChat:
         if self._client is not None:
             await self._client.close()
 
-    async def answer(self, request: Request, on_text: Callable[[str], None]) -> Answer:
+    async def answer(self, request: Request, on_text: Callable[[str], None], on_headers: Hear) -> Answer:
         """The provider's answer to `request`; the text of its first choice goes to `on_text` as it comes.
 
+        What the response's headers say of the limits goes to `on_headers` as soon as they are there, also when
+        the response is an error.
+
         Raises:
-            ProviderLimited: 429, or the account has no quota left.
+            ProviderLimited: 429, or the provider refuses our key, or the account has no quota left.
             ProviderUnavailable: any failure that may pass, time-outs and cut streams too.
             ProviderRejected: the provider won't ever answer this request.
         """
@@ -81,7 +86,7 @@ class OpenAIChat:
         timer = _Timer(self._deployment)
         try:
             async with timer.limit:
-                await self._call(body, assembly, timer, on_text)
+                await self._call(body, assembly, timer, on_text, on_headers)
         except TimeoutError:
             if not assembly.complete:
                 raise ProviderUnavailable(f"no answer in time: {timer.reason}", reason=timer.reason) from None
@@ -102,12 +107,17 @@ class OpenAIChat:
         asked = msgspec.json.decode(fields["n"]) if "n" in fields else 1
         return msgspec.json.encode(fields), asked if isinstance(asked, int) else 1
 
-    async def _call(self, body: bytes, assembly: Assembly, timer: _Timer, on_text: Callable[[str], None]) -> None:
+    async def _call(
+        self, body: bytes, assembly: Assembly, timer: _Timer, on_text: Callable[[str], None], on_headers: Hear
+    ) -> None:
         response: httpx2.Response | None = None
         try:
             response = await self._post(body)
+            _hear(response, on_headers)
             await self._read(response, assembly, timer, on_text)
         except openai.APIError as error:
+            if isinstance(error, openai.APIStatusError):
+                _hear(error.response, on_headers)
             raise self._translated(error) from None  # its text may quote the key
         except _TRANSPORT_ERRORS as error:
             # All choices may be at their end, and only the usage is missing.
@@ -183,6 +193,11 @@ class OpenAIChat:
         if isinstance(cause, TimeoutError):
             return ProviderUnavailable("no connection in time", reason="connect_timeout")
         return ProviderUnavailable(f"no connection: {type(cause).__name__}", reason="connection_failed")
+
+
+def _hear(response: httpx2.Response, on_headers: Hear) -> None:
+    if found := readings(response.headers.raw, now_s=time.time()):
+        on_headers(found)
 
 
 class _Timer:

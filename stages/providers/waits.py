@@ -21,6 +21,8 @@ _UNIT = r"milliseconds?|seconds?|secs?|minutes?|mins?|hours?|hrs?|days?|ns|us|µ
 _PART = rf"[0-9]+(?:\.[0-9]+)?\s?(?:{_UNIT})(?![a-z])"
 _part = re.compile(rf"([0-9]+(?:\.[0-9]+)?)\s?({_UNIT})(?![a-z])")
 _duration = re.compile(rf"(?:{_PART}\s?)+")
+# How almost all providers write it, in one look: every response carries two or more of these.
+_usual = re.compile(r"(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s))?")
 _number = re.compile(r"[0-9]{1,18}(?:\.[0-9]{1,18})?")
 _weekday = re.compile(r"(?:mon|tue|wed|thu|fri|sat|sun)", re.IGNORECASE)
 _said = re.compile(rf"(?:again in|retry in|retry after)\s((?:{_PART}\s?)+)", re.IGNORECASE)
@@ -42,6 +44,10 @@ def wait_s(text: str, *, now_s: float) -> float | None:
     text = text.strip()
     if not text or len(text) > _LONGEST_TEXT:
         return None
+    if usual := _usual.fullmatch(text):
+        hours, minutes, rest, unit = usual.groups()
+        total = int(hours or 0) * 3600 + int(minutes or 0) * 60 + float(rest or 0) * (0.001 if unit == "ms" else 1)
+        return min(total, LONGEST_S)
     if _number.fullmatch(text):
         value = float(text)
         if value < _EPOCH_S:
