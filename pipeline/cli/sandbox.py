@@ -14,7 +14,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve as the options say, until Ctrl-C.
 
     Raises:
-        UsageError: latencies that no distribution has.
+        UsageError: options that only together are impossible.
     """
     from pipeline.sandbox.server import run as serve
 

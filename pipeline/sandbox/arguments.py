@@ -20,6 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if field.name == "with_parent":
             # Without a number the parent is whoever started this process.
             parser.add_argument(option, type=int, nargs="?", const=os.getppid(), default=0, metavar="PID", help=text)
+        elif isinstance(field.default, bool):
+            shown = f"{text} (default: {str(field.default).lower()})"
+            parser.add_argument(
+                option, type=_reader(field.type), nargs="?", const=True, default=field.default, metavar="X", help=shown
+            )
         elif isinstance(field.default, tuple):
             parser.add_argument(option, action="append", metavar="TEXT", help=text)
         else:
@@ -31,7 +36,7 @@ def settings_from(args: argparse.Namespace) -> SandboxSettings:
     """The settings that the options state.
 
     Raises:
-        ValueError: latencies that no distribution has.
+        ValueError: options that only together are impossible.
     """
     values = {field.name: getattr(args, field.name) for field in _FIELDS}
     values["api_keys"] = tuple(values["api_keys"] or ())

@@ -1,16 +1,21 @@
-"""The sandbox's own endpoints, under `/sandbox` on the OpenAI side's port: faults in, books out."""
+"""The sandbox's own endpoints, under `/sandbox` on the OpenAI side's port: faults and changes in, books out."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from pipeline.sandbox.calls import Call
 from pipeline.sandbox.faults import Fault
+from pipeline.sandbox.foreign import ForeignCount
 from pipeline.sandbox.ledger import Used, Worst
+from pipeline.sandbox.limits import DIMENSIONS
+from pipeline.sandbox.settings import SandboxSettings
 from pipeline.sandbox.state import State
 
 _MOST_CALLS = 100_000
+_LIVE = {*DIMENSIONS, "enforcement", "refund", "headers", "foreign_share", "foreign_tokens"}
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -27,6 +32,8 @@ class PremiumBook(msgspec.Struct, frozen=True):
     Attributes:
         rejected: 429s sent because of the limits; 429s ordered as faults aren't among them.
         rejected_by: the same by reason: the dimension that was short, or too_large.
+        refunded: tokens given back; the totals hold them all the same.
+        foreign: calls of the other program on the key. They are in none of the other numbers.
         fates: ends of calls: answered, refused, invalid, fault, gone; `open` ones have none yet.
     """
 
@@ -40,6 +47,8 @@ class PremiumBook(msgspec.Struct, frozen=True):
     total: Used
     range: Range
     per_second: Sequence[Sequence[int]]
+    refunded: int
+    foreign: ForeignCount
 
 
 class EdgeBook(msgspec.Struct, frozen=True):
@@ -82,6 +91,9 @@ class Control:
             web.get("/sandbox/calls", self.calls),
             web.get("/sandbox/faults", self.faults),
             web.post("/sandbox/faults", self.order),
+            web.delete("/sandbox/faults", self.clear),
+            web.get("/sandbox/settings", self.settings),
+            web.post("/sandbox/settings", self.change),
             web.post("/sandbox/reset", self.reset),
         ]
 
@@ -93,20 +105,24 @@ class Control:
             from_s, to_s = _number(http, "from", state.started_s), _number(http, "to", now)
         except ValueError as error:
             return _complaint(str(error))
-        ledger = state.ledger
+        account = state.account
+        account.advance(now)
+        ledger = account.ledger
         premium = PremiumBook(
             calls=ledger.calls,
             admitted=ledger.admitted,
             rejected=ledger.rejected,
-            rejected_by=state.refusals,
+            rejected_by=account.refusals,
             fates=state.calls.fates["premium"],
             open=state.calls.still_open("premium"),
             worst_window=ledger.worst_window(),
             total=ledger.total(),
             range=Range(from_s=from_s, to_s=to_s, used=ledger.used(from_s, to_s)),
             per_second=ledger.per_second(),
+            refunded=account.refunded,
+            foreign=account.foreign,
         )
-        limits: dict[str, int] = {name: budget.limit for name, budget in state.limits.budgets.items()}
+        limits: dict[str, int] = {name: budget.limit for name, budget in account.limits.budgets.items()}
         return _json(
             Book(
                 now=now,
@@ -135,13 +151,41 @@ class Control:
         return _json(self._state.faults.ordered)
 
     async def order(self, http: web.Request) -> web.Response:
-        """Add a JSON list of faults; answers with all that wait."""
+        """Add a JSON list of faults, all or none; answers with all that wait."""
         try:
             ordered = msgspec.json.decode(await http.read(), type=list[Fault])
         except msgspec.DecodeError as error:
             return _complaint(str(error))
         self._state.faults.ordered.extend(ordered)
         return _json(self._state.faults.ordered)
+
+    async def clear(self, http: web.Request) -> web.Response:
+        """Call off all faults that wait, those without an end included."""
+        self._state.faults.ordered.clear()
+        return _json(self._state.faults.ordered)
+
+    async def settings(self, http: web.Request) -> web.Response:
+        """What may be changed while it runs."""
+        return _json(self._live())
+
+    async def change(self, http: web.Request) -> web.Response:
+        """Change some settings, all or none, by a JSON object of them; answers with all that may be changed.
+
+        Other limits or another enforcement mean fresh budgets and a worst window measured anew; the rest of the books
+        goes on, and calls in flight belong to the budgets that admitted them.
+        """
+        try:
+            wanted = msgspec.json.decode(await http.read(), type=dict[str, Any])
+            if unknown := wanted.keys() - _LIVE:
+                raise ValueError(f"can't be changed: {', '.join(sorted(unknown))}; can be: {', '.join(sorted(_LIVE))}")
+            everything = msgspec.structs.asdict(self._state.settings)
+            self._state.change(msgspec.convert({**everything, **wanted}, SandboxSettings))
+        except (msgspec.DecodeError, ValueError) as error:
+            return _complaint(str(error))
+        return _json(self._live())
+
+    def _live(self) -> dict[str, Any]:
+        return {name: getattr(self._state.settings, name) for name in sorted(_LIVE)}
 
     async def reset(self, http: web.Request) -> web.Response:
         """Forget everything, as just started; answers with the time from which the books count."""

@@ -1,4 +1,4 @@
-"""Failures a test can order, each for a number of calls. Pure.
+"""Failures a test can order, each for a number of calls or until it is told otherwise. Pure.
 
 A fault strikes after the limits have admitted and charged the call, as with a real provider: a call that fails was
 counted all the same. Calls refused by the limits use up no fault.
@@ -28,12 +28,12 @@ class Fault(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         match: part of the prompts that it strikes; None strikes any.
         kind: one of `KINDS`, with its arguments behind colons.
-        times: calls it still strikes.
+        times: calls it still strikes; None = all, until the orders are cleared.
     """
 
     kind: str
     match: str | None = None
-    times: int = 1
+    times: int | None = 1
     side: Side = "premium"
 
     def __post_init__(self) -> None:
@@ -72,8 +72,9 @@ class Faults:
         """The fault that this call suffers, used up by one; None when it goes well."""
         for fault in self.ordered:
             if fault.side == side and (fault.match is None or fault.match in prompt):
-                fault.times -= 1
-                if fault.times <= 0:
-                    self.ordered.remove(fault)
+                if fault.times is not None:
+                    fault.times -= 1
+                    if fault.times <= 0:
+                        self.ordered.remove(fault)
                 return fault
         return None

@@ -37,14 +37,18 @@ class Ledger:
 
     def __init__(self, *, requests: int, tokens: int, window_s: float, keep: int = 1_000_000) -> None:
         self._keep = keep
+        self.measure_anew(requests=requests, tokens=tokens, window_s=window_s)
         self._at = array("d")  # arrivals of admitted calls
         self._total = array("q")  # tokens admitted up to and including each of them
         self._dropped_total = 0
-        self._requests = WorstWindow(requests, window_s)
-        self._tokens = WorstWindow(tokens, window_s)
         self._seconds: deque[list[int]] = deque(maxlen=_SECONDS_KEPT)
         self.admitted = 0
         self.rejected = 0
+
+    def measure_anew(self, *, requests: int, tokens: int, window_s: float) -> None:
+        """Forget the worst window and measure by these limits."""
+        self._requests = WorstWindow(requests, window_s)
+        self._tokens = WorstWindow(tokens, window_s)
 
     @property
     def calls(self) -> int:
@@ -67,6 +71,10 @@ class Ledger:
         self._tokens.record(tokens, now)
         self._trim()
 
+    def refund(self, tokens: int, at: float, now: float) -> None:
+        """The account counts so many tokens of the call admitted at `at` no longer; what was entered stays."""
+        self._tokens.refund(tokens, at, now)
+
     def _up_to(self, count: int) -> int:
         """Tokens of everything before the kept call number `count`."""
         return self._total[count - 1] if count else self._dropped_total
@@ -80,7 +88,7 @@ class Ledger:
         del self._at[:surplus], self._total[:surplus]
 
     def worst_window(self) -> Worst:
-        """The fullest trailing window (t - W, t] of admitted calls; 1.0 is exactly the limit."""
+        """The fullest trailing window (t - W, t] of admitted calls, refunds until then deducted; 1.0 is the limit."""
         return Worst(requests=self._requests.worst, tokens=self._tokens.worst)
 
     def total(self) -> Used:

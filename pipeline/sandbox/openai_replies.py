@@ -8,7 +8,7 @@ import msgspec
 
 from pipeline.sandbox.answers import Answer
 from pipeline.sandbox.delivery import MOST_PIECES
-from pipeline.sandbox.durations import go_duration, whole_ms
+from pipeline.sandbox.durations import go_duration
 from pipeline.sandbox.limits import TOKENS, Dimension, Limits, Verdict
 
 _UNITS: dict[Dimension, str] = {
@@ -45,6 +45,9 @@ def refusal_body(model: str, limits: Limits, verdict: Verdict, *, requested: int
     """The 429 of a call that the limits refused, too large ones included."""
     name = verdict.short or "rpm"
     budget = limits.budgets[name]
+    if name == "max_in_flight":
+        text = f"Your account org-sandbox reached its max concurrency: {budget.limit}. Wait until a call has ended."
+        return error_body(text, kind="rate_limit_reached_error")
     where = f"for {model} in organization org-sandbox on {_UNITS[name]}: Limit {budget.limit}"
     if math.isinf(verdict.wait_s):
         text = f"Request too large {where}, Requested {requested}. The input or output tokens must be reduced."
@@ -53,23 +56,6 @@ def refusal_body(model: str, limits: Limits, verdict: Verdict, *, requested: int
         wait = go_duration(verdict.wait_s)
         text = f"Rate limit reached {where}, Used {used}, Requested {requested}. Please try again in {wait}."
     return error_body(text, kind="tokens" if name in TOKENS else "requests", code="rate_limit_exceeded")
-
-
-def rate_headers(limits: Limits, now: float) -> dict[str, str]:
-    """`x-ratelimit-*` in OpenAI's dialect, after the call was charged."""
-    headers = {}
-    for name, budget in (("requests", limits.budgets["rpm"]), ("tokens", limits.budgets["tpm"])):
-        headers[f"x-ratelimit-limit-{name}"] = str(budget.limit)
-        headers[f"x-ratelimit-remaining-{name}"] = str(max(0, math.floor(budget.level(now))))
-        headers[f"x-ratelimit-reset-{name}"] = go_duration(budget.full_s(now))
-    return headers
-
-
-def retry_headers(verdict: Verdict) -> dict[str, str]:
-    """When to come back; nothing for a call that never fits."""
-    if math.isinf(verdict.wait_s):
-        return {}
-    return {"retry-after": str(math.ceil(verdict.wait_s)), "retry-after-ms": str(whole_ms(verdict.wait_s))}
 
 
 def completion_body(reply_id: str, created: int, model: str, answers: Sequence[Answer], usage: Usage) -> bytes:

@@ -7,28 +7,31 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from aiohttp import web
 
+from pipeline.sandbox.account import Charge
 from pipeline.sandbox.answers import Answer
 from pipeline.sandbox.bodies import ChatBody
 from pipeline.sandbox.calls import Call
 from pipeline.sandbox.delivery import deliver_half, deliver_stream, hang, hang_up, html_page, phrase
 from pipeline.sandbox.faults import Fault
-from pipeline.sandbox.limits import Dimension, Verdict, costs_of
+from pipeline.sandbox.headers import rate_headers, retry_headers
+from pipeline.sandbox.limits import costs_of
 from pipeline.sandbox.openai_replies import (
     Chunks,
     Usage,
     completion_body,
     encode,
     error_body,
-    rate_headers,
     refusal_body,
-    retry_headers,
 )
 from pipeline.sandbox.state import State
 from pipeline.sandbox.tokens import prompt_tokens
 
 _INVALID = "invalid_request_error"
 # Clients tell some meanings of one status apart by the text.
-_WORDS = {"insufficient_quota": "You exceeded your current quota, please check your plan and billing details."}
+_WORDS = {
+    "insufficient_quota": "You exceeded your current quota, please check your plan and billing details.",
+    "invalid_api_key": "Incorrect API key provided.",
+}
 _FAILURE = error_body("The server had an error while answering.", kind="server_error")
 
 
@@ -36,8 +39,8 @@ class _Turn(msgspec.Struct, frozen=True):
     """An admitted call and what will strike it."""
 
     body: ChatBody
-    prompt: str
     prompt_count: int
+    answers: list[Answer]
     headers: dict[str, str]
     fault: Fault | None
 
@@ -45,8 +48,8 @@ class _Turn(msgspec.Struct, frozen=True):
     def struck(self) -> str | None:
         return self.fault.name if self.fault else None
 
-    def usage(self, answers: Sequence[Answer]) -> Usage:
-        return Usage.of(self.prompt_count, answers)
+    def usage(self, said: Sequence[Answer]) -> Usage:
+        return Usage.of(self.prompt_count, said)
 
     @property
     def reply_id(self) -> str:
@@ -104,26 +107,31 @@ class OpenAIWire:
         costs = costs_of(prompt_tokens=prompt_count, output_tokens=body.cap * body.choices)
         call.describe(prompt, last_text=texts[-1], tokens=costs["tpm"], stream=bool(body.stream))
 
-        verdict = state.charge(costs, now)
-        headers |= rate_headers(state.limits, now)
-        if not verdict.admitted:
+        charge = state.account.charge(costs, now)
+        headers |= rate_headers(state.settings.headers, charge.limits, now, unix_s=time.time())
+        if not charge.verdict.admitted:
             state.calls.close(call, "refused")
-            return self._refused(body.model, verdict, costs, now, headers)
-        fault = state.faults.take("premium", prompt)
-        if fault and fault.name != "slow":
-            # Before it strikes, so that a caller who gives up on a hanging call is booked as struck, not as gone.
-            state.calls.close(call, "fault")
-        response = await self._respond(http, _Turn(body, prompt, prompt_count, headers, fault))
+            return self._refused(body.model, charge, headers)
+        used = None
+        try:
+            fault = state.faults.take("premium", prompt)
+            if fault and fault.name != "slow":
+                # Before it strikes, so that a caller who gives up on a hanging call is booked as struck, not as gone.
+                state.calls.close(call, "fault")
+            seed = state.settings.seed
+            answers = [Answer.to(prompt, cap=body.cap, seed=seed, index=index) for index in range(body.choices)]
+            response = await self._respond(http, _Turn(body, prompt_count, answers, headers, fault))
+            if fault is None or fault.name == "slow":
+                used = costs_of(prompt_tokens=prompt_count, output_tokens=sum(answer.tokens for answer in answers))
+        finally:
+            state.account.end(charge, state.clock(), used=used)
         state.calls.close(call, "answered")
         return response
 
     async def _respond(self, http: web.Request, turn: _Turn) -> web.StreamResponse:
         """The admitted call's response, after its latency."""
         state, body, fault = self._state, turn.body, turn.fault
-        answers = [
-            Answer.to(turn.prompt, cap=body.cap, seed=state.settings.seed, index=index) for index in range(body.choices)
-        ]
-        first_s, rest_s = state.premium_times(max(answer.tokens for answer in answers))
+        first_s, rest_s = state.premium_times(max(answer.tokens for answer in turn.answers))
         if fault:
             first_s += fault.delay_s
             match fault.name:
@@ -132,33 +140,33 @@ class OpenAIWire:
                 case "html":
                     return html_page()
                 case "status":
-                    kind = fault.code or ("server_error" if fault.status >= 500 else _INVALID)
+                    kind = "server_error" if fault.status >= 500 else _INVALID
+                    if fault.code and fault.status != 401:
+                        kind = fault.code
                     words = _WORDS.get(fault.code or "") or phrase(fault.status)
                     problem = error_body(words, kind=kind, code=fault.code)
                     return _json(problem, status=fault.status, headers=turn.headers)
         if body.stream:
-            return await _stream(http, turn, answers, first_s, rest_s)
+            return await _stream(http, turn, first_s, rest_s)
         await asyncio.sleep(first_s + rest_s)
-        return await _plain(http, turn, answers)
+        return await _plain(http, turn)
 
-    def _refused(
-        self, model: str, verdict: Verdict, costs: Mapping[Dimension, int], now: float, headers: Mapping[str, str]
-    ) -> web.Response:
-        requested = costs[verdict.short or "rpm"]
-        body = refusal_body(model, self._state.limits, verdict, requested=requested, now=now)
-        return _json(body, status=429, headers={**headers, **retry_headers(verdict)})
+    def _refused(self, model: str, charge: Charge, headers: Mapping[str, str]) -> web.Response:
+        verdict = charge.verdict
+        requested = charge.costs[verdict.short or "rpm"]
+        body = refusal_body(model, charge.limits, verdict, requested=requested, now=charge.at_s)
+        return _json(body, status=429, headers={**headers, **retry_headers(self._state.settings.headers, verdict)})
 
     def _known(self, http: web.Request) -> bool:
         return not self._keys or http.headers.get("authorization") in self._keys
 
     def _stranger(self, headers: Mapping[str, str]) -> web.Response:
-        body = error_body("Incorrect API key provided.", kind=_INVALID, code="invalid_api_key")
+        body = error_body(_WORDS["invalid_api_key"], kind=_INVALID, code="invalid_api_key")
         return _json(body, status=401, headers=headers)
 
 
-async def _stream(
-    http: web.Request, turn: _Turn, answers: Sequence[Answer], first_s: float, rest_s: float
-) -> web.StreamResponse:
+async def _stream(http: web.Request, turn: _Turn, first_s: float, rest_s: float) -> web.StreamResponse:
+    answers = turn.answers
     usage = turn.usage(answers) if turn.body.include_usage else None
     chunks = Chunks(turn.reply_id, int(time.time()), turn.body.model, usage)
     match turn.struck:
@@ -180,10 +188,10 @@ async def _stream(
     return response
 
 
-async def _plain(http: web.Request, turn: _Turn, answers: Sequence[Answer]) -> web.StreamResponse:
+async def _plain(http: web.Request, turn: _Turn) -> web.StreamResponse:
     if turn.struck == "error":
         return _json(_FAILURE, headers=turn.headers)
-    said = [] if turn.struck == "empty_choices" else answers
+    said = [] if turn.struck == "empty_choices" else turn.answers
     body = completion_body(turn.reply_id, int(time.time()), turn.body.model, said, turn.usage(said))
     if turn.struck in ("cut", "reset"):
         return await deliver_half(http, body, headers={**turn.headers, "content-type": "application/json"})

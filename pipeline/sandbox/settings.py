@@ -8,6 +8,7 @@ from msgspec import Meta
 from pipeline.sandbox.latency import Lognormal
 
 Enforcement = Literal["bucket", "bucket/6", "sliding", "fixed", "10s", "1s"]
+HeaderDialect = Literal["openai", "azure", "anthropic", "per-day-requests", "none"]
 
 
 class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -17,7 +18,7 @@ class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     A provider minute played in 6 s is therefore `window_s=6, time_scale=10` with the rates left as they are.
 
     Raises:
-        ValueError: no lognormal distribution has this mean and this p99.
+        ValueError: no lognormal distribution has this mean and this p99, or headers of a day limit without one.
     """
 
     rpm: Annotated[int, Meta(description="requests admitted per window", gt=0)] = 500
@@ -26,6 +27,20 @@ class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     enforcement: Annotated[
         Enforcement, Meta(description="how the limits are enforced: bucket, bucket/6, sliding, fixed, 10s or 1s")
     ] = "sliding"
+    itpm: Annotated[int, Meta(description="prompt tokens admitted per window; 0: no such limit", ge=0)] = 0
+    otpm: Annotated[int, Meta(description="output tokens admitted per window; 0: no such limit", ge=0)] = 0
+    rpd: Annotated[int, Meta(description="requests admitted in 1440 windows; 0: no such limit", ge=0)] = 0
+    tpd: Annotated[int, Meta(description="tokens admitted in 1440 windows; 0: no such limit", ge=0)] = 0
+    max_in_flight: Annotated[int, Meta(description="calls at a time; 0: no such limit", ge=0)] = 0
+    refund: Annotated[bool, Meta(description="give back what an answer left of its cap")] = False
+    headers: Annotated[
+        HeaderDialect,
+        Meta(description="dialect of the rate headers: openai, azure, anthropic, per-day-requests or none"),
+    ] = "openai"
+    foreign_share: Annotated[
+        float, Meta(description="share of the limit that another program on the key takes", ge=0)
+    ] = 0.0
+    foreign_tokens: Annotated[int, Meta(description="mean size of its calls, in tokens", gt=0)] = 500
     time_scale: Annotated[float, Meta(description="every latency is divided by this", gt=0)] = 1.0
     seed: Annotated[int, Meta(description="of latencies and lengths of answers", ge=0)] = 1
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
@@ -50,6 +65,8 @@ class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def __post_init__(self) -> None:
         self.premium_latency()
         self.edge_latency()
+        if self.headers == "per-day-requests" and not self.rpd:
+            raise ValueError("headers per-day-requests describe a day limit; set rpd")
 
     def premium_latency(self) -> Lognormal:
         """Time to first token, unscaled."""

@@ -44,6 +44,11 @@ class Bench:
         async with self.http.post(f"{self.urls.control}/faults", json=faults) as response:
             assert response.status == 200, await response.text()
 
+    async def change(self, **settings: Any) -> Any:
+        async with self.http.post(f"{self.urls.control}/settings", json=settings) as response:
+            assert response.status == 200, await response.text()
+            return await response.json()
+
     async def book(self, query: str = "") -> Book:
         async with self.http.get(f"{self.urls.control}/ledger{query}") as response:
             return msgspec.json.decode(await response.read(), type=Book)

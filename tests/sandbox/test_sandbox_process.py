@@ -18,8 +18,10 @@ from pipeline.sandbox.settings import SandboxSettings
 
 _ROOT = Path(__file__).parents[2]
 _SETTINGS = SandboxSettings(
-    rpm=7, tpm=900, window_s=6, time_scale=10, enforcement="bucket", seed=5, api_keys=("--a b", "c"), edge_load_s=1.5
-)
+    rpm=7, tpm=900, window_s=6, time_scale=10, enforcement="bucket/6", seed=5, api_keys=("--a b", "c"), edge_load_s=1.5,
+    rpd=70, itpm=800, otpm=700, tpd=9000, max_in_flight=3, refund=True, headers="per-day-requests", foreign_share=0.25,
+    foreign_tokens=40,
+)  # fmt: skip
 _STARTER = """
 import sys
 from pipeline.sandbox.process import start_sandbox
@@ -45,9 +47,12 @@ def test_the_command_line_states_any_settings() -> None:
     """Settings survive the way over a command line, and no options mean the defaults."""
     assert settings_from(_parser().parse_args(arguments_for(_SETTINGS))) == _SETTINGS
     assert settings_from(_parser().parse_args([])) == SandboxSettings()
+    assert settings_from(_parser().parse_args(["--refund"])) == SandboxSettings(refund=True)
 
 
-@pytest.mark.parametrize("option", ["--rpm=0", "--rpm=x", "--enforcement=none", "--port=70000", "--window-s=-1"])
+@pytest.mark.parametrize(
+    "option", ["--rpm=0", "--rpm=x", "--enforcement=none", "--headers=x", "--refund=x", "--port=70000", "--window-s=-1"]
+)
 def test_wrong_options_are_refused(option: str) -> None:
     """An impossible value is named before anything listens."""
     with pytest.raises(argparse.ArgumentError, match=option.partition("=")[0]):
@@ -61,6 +66,12 @@ def test_impossible_latencies_are_refused() -> None:
     )
 
     assert (ended.returncode, b"no lognormal" in ended.stderr) == (2, True)
+
+
+def test_headers_of_a_missing_day_limit_are_refused() -> None:
+    """Headers that describe the day need a limit of the day."""
+    with pytest.raises(ValueError, match="set rpd"):
+        settings_from(_parser().parse_args(["--headers=per-day-requests"]))
 
 
 def test_a_started_sandbox_serves_and_ends() -> None:
