@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 import stages
+from pipeline.alarms import Alarms
 from pipeline.config import Config, secret
 from pipeline.gauges import PoolGauges
 from pipeline.http.ops import Ops
@@ -119,7 +120,7 @@ class Worker:
         log.info("worker_stopped", consumer=store.consumer)
 
     async def _beat(self, store: Store, built: Sequence[Stage]) -> None:
-        """Put limits in place; then offer slots, and learn Redis's clock: on a change, and long before they run out."""
+        """Put limits in place; then pass on what was heard, and offer slots long before they run out."""
         differ = await store.outage.insist(store.gate.seed)
         for deployment in self._pool.deployments:
             for line in explain(deployment):
@@ -132,17 +133,19 @@ class Worker:
                     cure="tokenweir limits show; tokenweir limits reset puts this file's in force",
                 )
         ttl_ms = round(max(5.0, self._pool.lease_s / 2) * 1000)
-        offered, at = (-2, -2), 0.0
+        alarms, offered, at = Alarms(self._metrics), (-2, -2), 0.0
         while True:
-            # One that stops has no slots: what is granted for them would have to be given back.
-            slots = (-1, 0) if self._stop.is_set() else (_slots(built, "premium"), _slots(built, "edge"))
-            if slots != offered or time.monotonic() - at >= ttl_ms / 4000:
-                try:
+            try:
+                # What we know of the budgets comes first: after a fail-over they may have lost it.
+                alarms.tell(await store.gate.report())
+                # One that stops has no slots: what is granted for them would have to be given back.
+                slots = (-1, 0) if self._stop.is_set() else (_slots(built, "premium"), _slots(built, "edge"))
+                if slots != offered or time.monotonic() - at >= ttl_ms / 4000:
                     now_ms = await store.gate.beat(premium_slots=slots[0], edge_slots=slots[1], ttl_ms=ttl_ms)
                     store.learn_time(now_ms)
                     offered, at = slots, time.monotonic()
-                except StoreUnavailable as error:
-                    store.outage.failed(error)
+            except StoreUnavailable as error:
+                store.outage.failed(error)
             self._metrics.outages_lasted(store.outage.seconds_total)
             await asyncio.sleep(0.25)
 

@@ -10,8 +10,12 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from pipeline.metrics import REFUSALS
 from pipeline.store.overview import Overview
 from tokenweir.keys import GROUPS
+
+# What a pause can be for; all else is `other`.
+_PAUSES = ("provider_429", *REFUSALS, "other")
 
 
 class PoolGauges:
@@ -34,6 +38,7 @@ class PoolGauges:
         if self._overview is None:
             return
         yield from self._budgets(self._overview)
+        yield from self._deployments(self._overview)
         yield from self._queues(self._overview)
         alive = GaugeMetricFamily("tokenweir_edge_alive", "Whether the edge model answers", labels=["pool"])
         alive.add_metric([self._pool], float(self._overview.edge_alive))
@@ -52,6 +57,21 @@ class PoolGauges:
             capacity.add_metric(names, budget.capacity)
             used.add_metric(names, budget.used / budget.allowed)
         yield from (ratio, level, capacity, used)
+
+    def _deployments(self, overview: Overview) -> Iterable[Metric]:
+        labels = ["pool", "deployment"]
+        paused = GaugeMetricFamily("tokenweir_deployment_paused", "1 = closed for that", labels=[*labels, "reason"])
+        flying = GaugeMetricFamily("tokenweir_deployment_in_flight", "Calls granted and not over", labels=labels)
+        factor = GaugeMetricFamily("tokenweir_deployment_rate_factor", "Share of its rate in use", labels=labels)
+        refunds = GaugeMetricFamily("tokenweir_settlement_refunds", "1 = unused tokens are taken back", labels=labels)
+        for name, standing in overview.deployments.items():
+            why = standing.why if standing.why in _PAUSES else "other"
+            for reason in _PAUSES:
+                paused.add_metric([self._pool, name, reason], float(standing.paused_s > 0 and reason == why))
+            flying.add_metric([self._pool, name], standing.in_flight)
+            factor.add_metric([self._pool, name], standing.factor)
+            refunds.add_metric([self._pool, name], float(standing.refunds))
+        yield from (paused, flying, factor, refunds)
 
     def _queues(self, overview: Overview) -> Iterable[Metric]:
         labels = ["pool", "stage"]

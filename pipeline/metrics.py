@@ -11,6 +11,8 @@ exists from the start at zero, so that the first incident shows as a rise.
 | tokenweir_stage_seconds{stage} | time in a stage's own code |
 | tokenweir_provider_calls_total{pool,deployment,outcome} | `started` = paid calls; `given_back` = slow workers |
 | tokenweir_provider_429_total{pool,deployment} | an incident: the limits are wrong or somebody else uses the key |
+| tokenweir_provider_refused_total{pool,deployment,reason} | a person is needed: the key is refused, the quota used up |
+| tokenweir_gate_alarms_total{pool,deployment,kind} | the provider's headers and our limits don't agree |
 | tokenweir_tokens_total{pool,kind,state} | `reserved` for started calls; `used` as models counted them |
 | tokenweir_fallback_ratio{pool} | the edge's share of what this worker answered in the last 5 min |
 | tokenweir_backlog_served_total{pool,route} | waiting requests that got their turn |
@@ -18,7 +20,7 @@ exists from the start at zero, so that the first incident shows as a rise.
 | tokenweir_dead_total{stage,reason} | requests that need a person |
 | tokenweir_groups_made_total | somebody deleted a stream or group, or Redis lost its data |
 | tokenweir_redis_outage_seconds_total | Redis was away |
-| tokenweir_bucket_level_ratio{pool,limit} and its like | gauges, read from Redis when scraped (pipeline.gauges) |
+| tokenweir_bucket_level_ratio, _deployment_paused and their like | gauges, read when scraped (pipeline.gauges) |
 """
 
 from __future__ import annotations
@@ -40,6 +42,9 @@ SECONDS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 2.5, 3.5, 5, 7.5, 10, 15, 
 STAGE_SECONDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 # What the gate answers. Those for good are `rejected`, each for its reason.
 DECISIONS = ("premium", "edge", "deferred", "too_large", "expired", "queue_full")
+# For these a deployment is out until a person acts.
+REFUSALS = ("quota_exhausted", "key_refused")
+ALARMS = ("limit_lower", "foreign_use", "refunds_proven", "refunds_contradicted")
 ROUTES = ("premium", "edge", "none")
 STAGES = ("classify", "gate", "premium", "edge", "deferred")
 CODES = (
@@ -64,6 +69,10 @@ class Metrics:
         self._stage = histogram("stage_seconds", "In a stage's own code", ("stage",), STAGE_SECONDS)
         self._calls = counter("provider_calls", "What became of granted calls", ("pool", "deployment", "outcome"))
         self._limited = counter("provider_429", "Answers of 429 by the provider", ("pool", "deployment"))
+        self._refused = counter(
+            "provider_refused", "Calls refused for our key or quota", ("pool", "deployment", "reason")
+        )
+        self._alarms = counter("gate_alarms", "Headers that disagree with us", ("pool", "deployment", "kind"))
         self._tokens = counter("tokens", "Tokens reserved for calls, and used", ("pool", "kind", "state"))
         self._served = counter("backlog_served", "Requests that left the backlog", ("pool", "route"))
         self._reclaimed = counter("reclaimed", "Entries taken over from lost workers", ("stage",))
@@ -97,6 +106,10 @@ class Metrics:
             self._dead.labels(stage, "deliveries")
         for deployment in deployments:
             self._limited.labels(self._pool, deployment)
+            for reason in REFUSALS:
+                self._refused.labels(self._pool, deployment, reason)
+            for kind in ALARMS:
+                self._alarms.labels(self._pool, deployment, kind)
             for outcome in ("started", "given_back", "failed"):
                 self._calls.labels(self._pool, deployment, outcome)
         for kind in ("prompt", "completion"):
@@ -130,8 +143,15 @@ class Metrics:
     def retried(self, deployment: str, retry: Retry) -> None:
         """A call failed and will be repeated."""
         self._calls.labels(self._pool, deployment, "failed").inc()
-        if retry.pause_s > 0:
+        if retry.limited:
             self._limited.labels(self._pool, deployment).inc()
+        elif retry.reason in REFUSALS:
+            self._refused.labels(self._pool, deployment, retry.reason).inc()
+
+    def alarmed(self, deployment: str, kind: str) -> None:
+        """A provider's headers said something that an operator should know."""
+        if kind in ALARMS:
+            self._alarms.labels(self._pool, deployment, kind).inc()
 
     def answered(self, result: Result, priority: Class) -> None:
         """A terminal result was written."""

@@ -7,7 +7,8 @@ import pytest
 from prometheus_client import generate_latest
 
 from pipeline.message import Request
-from pipeline.metrics import Fallback, Metrics
+from pipeline.metrics import REFUSALS, Fallback, Metrics
+from pipeline.outcome import Retry
 from tokenweir.wire import Result, Usage
 
 REQUEST = Request(id="a", body=msgspec.Raw(b"{}"), prompt_tokens=60, output_tokens=40)
@@ -31,6 +32,8 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
         ("request_seconds_count", {"pool": "main", "route": "premium", "class": "standard"}),
         ("time_to_first_token_seconds_count", {"pool": "main", "route": "premium"}),
         ("provider_429_total", {"pool": "main", "deployment": "primary"}),
+        ("provider_refused_total", {"pool": "main", "deployment": "primary", "reason": "key_refused"}),
+        ("gate_alarms_total", {"pool": "main", "deployment": "primary", "kind": "limit_lower"}),
         ("provider_calls_total", {"pool": "main", "deployment": "primary", "outcome": "given_back"}),
         ("tokens_total", {"pool": "main", "kind": "prompt", "state": "reserved"}),
         ("fallback_ratio", {"pool": "main"}),
@@ -60,6 +63,26 @@ def test_one_request_is_counted_once_in_each(metrics: Metrics) -> None:
     assert value(metrics, "request_seconds_bucket", le="2.5", **seconds) == 0
     assert value(metrics, "request_seconds_bucket", le="3.5", **seconds) == 1
     assert value(metrics, "fallback_ratio", pool="main") == 0
+
+
+@pytest.mark.parametrize(
+    ("reason", "limited", "counted"),
+    [
+        ("provider_429", True, "provider_429_total"),
+        ("key_refused", False, "provider_refused_total"),
+        ("quota_exhausted", False, "provider_refused_total"),
+        ("provider_500", False, ""),
+    ],
+)
+def test_a_refused_key_is_no_429(metrics: Metrics, reason: str, limited: bool, counted: str) -> None:
+    """429s, refused keys and broken providers call for different people: each is counted by itself."""
+    metrics.retried("primary", Retry(request=REQUEST, reason=reason, pause_s=60, limited=limited))
+
+    labels = {"pool": "main", "deployment": "primary"}
+    assert value(metrics, "provider_calls_total", **labels, outcome="failed") == 1
+    assert value(metrics, "provider_429_total", **labels) == (counted == "provider_429_total")
+    refused = [value(metrics, "provider_refused_total", **labels, reason=word) for word in REFUSALS]
+    assert refused == [float(bool(counted) and word == reason) for word in REFUSALS]
 
 
 def test_ids_and_models_of_requests_make_no_series(metrics: Metrics) -> None:
