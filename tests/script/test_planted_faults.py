@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 
 from lua import Script, part
@@ -195,7 +196,39 @@ async def check_floors(bench: Bench) -> None:
     assert await bench.send(*batch) == ["premium", "premium", "deferred"]
 
 
+async def check_starving(bench: Bench) -> None:
+    """A large request gets its turn under endless small ones, and lower classes give way to it."""
+    await views.work(bench, seconds=60, every_s=0.8)
+    await bench.send(bench.request("large", prompt_tokens=4_960, tenant="large"))
+    assert await views.work(bench, until="large", seconds=120) < 120
+
+
+async def check_flights(bench: Bench) -> None:
+    """A call is in flight from its grant to its end, whatever the end is."""
+    held = [bench.request(name, tenant=name) for name in "abcd"]
+    assert await bench.send(*held) == ["premium"] * 4
+    first, second, third, fourth = await bench.take("premium")
+    await bench.start([first, second, third])
+    await bench.finish(first)
+    await bench.retry(second)
+    await bench.give_back([fourth])
+    assert await bench.redis("HGET", bench.keys.key("budget:primary"), "in_flight") == b"1"
+    again = msgspec.structs.replace(third.request, attempt=2)
+    await bench.admit(await bench.arrive(again))
+    assert await bench.redis("HGET", bench.keys.key("budget:primary"), "in_flight") == b"1"
+
+
 SCRIPT_FAULTS = {
+    "nothing kept for large ones at the gate": ("gate_admit", "not kept(deployment, score)", "true", check_starving),
+    "nobody in line": (
+        "backlog_drain",
+        "if i == 1 and nearest then reserve(",
+        "if false then reserve(",
+        check_starving,
+    ),
+    "in flight for ever": ("entries_finish", "state.in_flight - 1", "state.in_flight", check_flights),
+    "retries stay in flight": ("entries_retry", "if row.held then forget(row.held) end", "", check_flights),
+    "the dead stay in flight": ("gate_admit", "if former then forget(former) end", "", check_flights),
     "fence of the gate removed": ("gate_admit", "not pending(row.lane, 'gate', row.entry)", "false", check_repeats),
     "terminal check of the gate removed": ("gate_admit", "terminal(row.id, row.replay)", "false", check_repeats),
     "tenants not kept in line": ("gate_admit", "not queued_behind_own(row)", "true", check_order),
@@ -215,7 +248,7 @@ SCRIPT_FAULTS = {
 
 @pytest.mark.anyio
 @pytest.mark.leaves_keys("these checks stop in the middle")
-@pytest.mark.parametrize("check", [check_repeats, check_order, check_floors])
+@pytest.mark.parametrize("check", [check_repeats, check_order, check_floors, check_starving, check_flights])
 async def test_the_checks_pass_on_the_real_scripts(connection: Connection, check: Check) -> None:
     """Without a planted fault the checks find nothing."""
     bench = Bench(connection, (PRIMARY,), lambda script: script)

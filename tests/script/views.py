@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -14,6 +14,9 @@ BACKLOG = (
     *("interactive", "standard", "batch", "simple", "due", "deadlines", "meta", "bodies"),
     "timer",
 )
+
+
+SMALL: dict[str, Any] = {"prompt_tokens": 60, "output_tokens": 40}
 
 
 class Budget(NamedTuple):
@@ -134,3 +137,26 @@ async def _call(bench: Bench, held: list[Held]) -> None:
     for item, answer in zip(held, answers, strict=True):
         if answer == "started":
             await bench.finish(item, used=item.request.tokens)
+
+
+async def work(
+    bench: Bench, *, until: str = "", seconds: float, small: str = "interactive", every_s: float = 0.4
+) -> float:
+    """Small requests without end, each of a tenant of its own, somewhat more than fit, and workers that answer at once.
+
+    Returns after how many seconds `until` was called for, or `seconds`.
+    """
+    newcomer_s = 0.0
+    for step in range(round(seconds * 5)):
+        while every_s and newcomer_s <= step / 5:
+            newcomer_s += every_s
+            name = f"{small}-{bench.now_us}-{newcomer_s}"
+            await bench.send(bench.request(name, tenant=name, priority=small, **SMALL))
+        await bench.drain(*await bench.notices())
+        for held in await bench.take("premium"):
+            await bench.start([held])
+            await bench.finish(held)
+            if held.request.id == until:
+                return step / 5
+        await bench.advance(0.2)
+    return seconds
