@@ -1,11 +1,12 @@
-"""Where the callers of one process wait for budget: many questions, one script call at a time.
+"""Where the callers of one process wait for budget: many callers, one question to Redis at a time.
 
-While a call is on its way, questions and endings gather; the next call carries them all. So a single caller waits
-for nothing, a thousand callers share a round trip, and no timer is needed. Nothing here knows arguments or errors of
-the public API: see `tokenweir.limiter`.
+While a question is on its way, callers and endings gather; the next one carries them all. So a single caller waits
+for nothing, a thousand share a round trip, and no timer is needed. A question whose reply was lost is asked again
+word for word, until it is answered: the script answers it once. So whatever happens to a caller meanwhile, what it
+was charged is known in the end, and is given back.
 
-A question is asked in the order of rank, then of arrival. When its head doesn't fit, all of the same or a lower
-class wait behind it, until the time that the script named; whoever comes above it is asked for at once.
+Callers are served by rank, then as they came. When the first of them doesn't fit, all of the same or a lower class
+wait behind it until the time that the script named; whoever comes above is asked for at once.
 """
 
 from __future__ import annotations
@@ -16,219 +17,207 @@ import random
 import secrets
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from lua import load
 from tokenweir.connection import CALL_TIMEOUT_S
 from tokenweir.errors import LimitReached, RequestError, StoreUnavailable, TokenweirError
 from tokenweir.shared_limits import SharedLimits
 
-_RESERVE, _SETTLE = load("budget_reserve"), load("budget_settle")
-
-# How a call ended: lua/part_ending.lua.
+# How a call ended: lua/budget_reserve.lua.
 UNKNOWN, USED, NEVER_MADE, REFUSED = range(4)
-# So much goes into one call; more would keep Redis from others for too long.
-_MOST_ASKED, _MOST_ENDED = 256, 500
-# Behind a head that didn't fit a moment ago few will.
-_ASKED_AFTER_A_REFUSAL = 16
+# So much goes into one question; more would keep Redis from others for too long.
+_MOST_CALLERS, _MOST_ENDINGS = 256, 500
+# Behind one that didn't fit a moment ago few will.
+_CALLERS_AFTER_A_REFUSAL = 16
 _NOBODY: Final = 3  # below all ranks
 # Limits may be raised and pauses ended by others, and nobody tells us.
 _LOOK_AGAIN_S = 5.0
-# Whoever doesn't want to wait still needs an answer; and nobody is kept for longer than this without Redis.
+# Who doesn't want to wait needs an answer all the same; and nobody is kept for longer than this without Redis.
 _ROUND_TRIP_S, _LONGEST_OUTAGE_S = 1.0, 3 * CALL_TIMEOUT_S
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.05, 2.0
 
 
-class Ask:
-    """One question for budget. `answer` becomes the place of the deployment that was charged, or an error."""
+class Caller:
+    """One caller that waits. `granted` becomes true, or an error."""
 
-    __slots__ = ("answer", "call", "deadline", "in_flight", "output", "prompt", "rank", "sent_at", "uncertain")
+    __slots__ = ("asked_at", "charged_at", "deadline", "granted", "number", "output", "place", "prompt", "rank")
 
-    def __init__(self, *, call: int, rank: int, prompt: int, output: int, deadline: float, answer: asyncio.Future[int]):
-        self.call = call
+    def __init__(
+        self, *, number: int, rank: int, prompt: int, output: int, deadline: float, granted: asyncio.Future[bool]
+    ):
+        self.number = number
         self.rank = rank
         self.prompt = prompt
         self.output = output
         self.deadline = deadline  # monotonic; after it a refusal is final
-        self.answer = answer
-        self.sent_at = 0.0  # monotonic, of the first time; the grant is younger
-        self.in_flight = False
-        self.uncertain = False  # a reply was lost
+        self.granted = granted
+        self.asked_at = 0.0  # monotonic, of the first time: the charge is younger
+        self.place = -1  # of the deployment that was charged
+        self.charged_at = ""  # on Redis's clock
+
+    @property
+    def waits(self) -> bool:
+        return not self.granted.done()
 
 
 class Desk:
-    """Waits, asks and settles for all callers of one event loop. `open` first; `aclose` writes what is left."""
+    """Asks and settles for all callers of one event loop; its task ends with `aclose`, or when nothing is left."""
 
     def __init__(self, limits: SharedLimits) -> None:
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self._prefix = f"limiter {secrets.token_hex(6)}:"  # no request's id holds a space
-        self._calls = 0
-        self._waiting: tuple[deque[Ask], ...] = (deque(), deque(), deque())  # by rank
+        self._name = f"limiter:{secrets.token_hex(8)}"
+        self._numbers = 0
+        self._waiting: tuple[deque[Caller], ...] = (deque(), deque(), deque())  # by rank
         self._endings: list[str] = []
-        self._asked: list[Ask] = []  # on their way
+        self._closing = False
+        self._sleeper: asyncio.Future[None] | None = None
+        # The rest belongs to the task.
+        self._questions = 0
+        self._asked: list[Caller] = []  # those of the question that is on its way
         self._asked_at = 0.0
         self._blocked = _NOBODY  # from this rank on all wait for `_free_at`
         self._free_at = 0.0
         self._free_timer: asyncio.TimerHandle | None = None
         self._soonest = math.inf  # no deadline is earlier
         self._deadline_timer: asyncio.TimerHandle | None = None
-        self._deadlines_at = math.inf  # when that timer looks
+        self._deadlines_at = math.inf  # when it looks
         self._outage: StoreUnavailable | None = None
         self._outage_since = 0.0
-        self._closing = False
-        self._sleeper: asyncio.Future[None] | None = None
-        self._pump = asyncio.create_task(self._run(), name="tokenweir-limiter")
-        self._pump.add_done_callback(self._ended)
+        self._task = asyncio.create_task(self._run(), name="tokenweir-limiter")
+        self._task.add_done_callback(self._ended)
 
     # For callers
 
-    def ask(self, rank: int, prompt: int, output: int, deadline: float, *, again: bool = False) -> Ask:
-        """Queue a question, `again` before all others; who doesn't get its `answer`, or can't use it, must `leave`."""
+    def enter(self, rank: int, prompt: int, output: int, deadline: float, *, first: bool = False) -> Caller:
+        """Wait for budget, or, `first`, before all others; who comes out without using it must `leave`."""
         if self._closing:
             raise RuntimeError("the limiter is closed")
-        self._calls += 1
-        ask = Ask(
-            call=self._calls,
+        self._numbers += 1
+        caller = Caller(
+            number=self._numbers,
             rank=rank,
             prompt=prompt,
             output=output,
             deadline=deadline,
-            answer=self._loop.create_future(),
+            granted=self._loop.create_future(),
         )
         if deadline < self._soonest:
             self._soonest = deadline
-        if again:
-            self._waiting[rank].appendleft(ask)
+        if first:
+            self._waiting[rank].appendleft(caller)
         else:
-            self._waiting[rank].append(ask)
+            self._waiting[rank].append(caller)
         if rank < self._blocked:
             self._wake()
         else:
             self._watch_deadlines(deadline)
-        return ask
+        return caller
 
-    def leave(self, ask: Ask) -> None:
-        """The caller of `ask` has gone without a grant: what it was or will be charged goes back."""
-        answer = ask.answer
-        if (answer.done() and not answer.cancelled() and answer.exception() is None) or (
-            ask.uncertain and not ask.in_flight
-        ):
-            self.end(ask, NEVER_MADE)
-        answer.cancel()
+    def leave(self, caller: Caller) -> None:
+        """Give back what `caller` was charged. If it is being asked for, that is done when the answer comes."""
+        self.end(caller, NEVER_MADE)
+        caller.granted.cancel()
 
-    def end(self, ask: Ask, how: int, first: int = 0, second: int = 0) -> None:
-        """Write in the background how a granted call ended."""
-        self._endings.append(f"{ask.call} {how} {first} {second} {1 if ask.uncertain else 0}")
+    def end(self, caller: Caller, how: int, first: int = 0, second: int = 0) -> None:
+        """Have it written how the call of `caller` ended, if it was granted and hasn't ended yet."""
+        if caller.place < 0:
+            return
+        reserved = f"{caller.number} {caller.place + 1} {caller.charged_at} {caller.prompt} {caller.output}"
+        caller.place = -1
+        self._endings.append(f"{reserved} {how} {first} {second}")
         self._wake()
 
     async def aclose(self, *, within_s: float) -> None:
-        """Fail who still waits, and write all endings if Redis takes them in that time."""
+        """Send away who still waits, and write the endings if Redis takes them within that time."""
         self._refuse_all(RuntimeError("the limiter was closed"))
         self._wake()
         try:
-            await asyncio.wait([self._pump], timeout=within_s)
+            await asyncio.wait([self._task], timeout=within_s)
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=_ROUND_TRIP_S)
         finally:
-            self._pump.cancel()
-            for timer in (self._free_timer, self._deadline_timer):
-                if timer:
-                    timer.cancel()
-
-    # The pump: everything below belongs to it
+            self._task.cancel()
+            self._unblock()
+            if self._deadline_timer:
+                self._deadline_timer.cancel()
 
     def _wake(self) -> None:
         if self._sleeper is not None and not self._sleeper.done():
             self._sleeper.set_result(None)
 
+    # The task
+
     async def _run(self) -> None:
-        retry_s = _FIRST_RETRY_S
         while True:
-            asks = self._next_asks()
-            if not asks and not self._endings:
-                if self._closing:
-                    return
+            callers = self._next_callers()
+            if callers or self._endings:
+                await self._turn(callers)
+            elif self._closing:
+                return
+            else:
                 self._sleeper = self._loop.create_future()
                 await self._sleeper
-                continue
+
+    def _next_callers(self) -> list[Caller]:
+        """Whom to ask for now, in order; nobody while the first of all must wait and nothing was given back."""
+        most = _MOST_CALLERS if self._blocked == _NOBODY else _CALLERS_AFTER_A_REFUSAL
+        callers: list[Caller] = []
+        for rank, queue in enumerate(self._waiting):
+            if rank >= self._blocked and not callers and not self._endings:
+                break
+            while queue and len(callers) < most:
+                caller = queue.popleft()
+                if caller.waits:
+                    callers.append(caller)
+        return callers
+
+    async def _turn(self, callers: list[Caller]) -> None:
+        """One question and its answer, however long that takes."""
+        endings, self._endings = self._endings[:_MOST_ENDINGS], self._endings[_MOST_ENDINGS:]
+        wanted = " ".join([f"{each.number} {each.rank} {each.prompt} {each.output}" for each in callers])
+        self._questions += 1
+        args = (self._questions, f"{self._name}:", " ".join(endings), wanted)
+        began = time.monotonic()
+        for caller in callers:
+            caller.asked_at = caller.asked_at or began
+        self._asked = callers
+        retry_s = _FIRST_RETRY_S
+        while True:
+            self._asked_at = time.monotonic()
+            self._watch_deadlines(self._asked_at + _ROUND_TRIP_S)
             try:
-                await self._turn(asks)
+                times, answers = await self._limits.ask(self._name, args)
+                break
             except StoreUnavailable as error:
                 self._failed(error)
-                await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))
-                retry_s = min(retry_s * 2, _LONGEST_RETRY_S)
-            else:
-                self._outage, retry_s = None, _FIRST_RETRY_S
+            await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))
+            retry_s = min(retry_s * 2, _LONGEST_RETRY_S)
+        self._outage, self._asked = None, []
+        if callers:
+            self._hand_out(callers, times, answers)
 
-    def _next_asks(self) -> list[Ask]:
-        """Who is asked for now: best rank first, then first come; nobody while the head of all must wait."""
-        most = _MOST_ASKED if self._blocked == _NOBODY else _ASKED_AFTER_A_REFUSAL
-        asks: list[Ask] = []
-        for rank, queue in enumerate(self._waiting):
-            if rank >= self._blocked and not asks and not self._endings:
-                break
-            while queue and len(asks) < most:
-                ask = queue.popleft()
-                if not ask.answer.done():
-                    asks.append(ask)
-        return asks
-
-    async def _turn(self, asks: list[Ask]) -> None:
-        """One script call: endings, then questions."""
-        endings, self._endings = self._endings[:_MOST_ENDED], self._endings[_MOST_ENDED:]
-        ended = " ".join(endings)
-        now = self._asked_at = time.monotonic()
-        for ask in asks:
-            ask.in_flight = True
-            ask.sent_at = ask.sent_at or now
-        self._asked = asks
-        self._watch_deadlines(now + _ROUND_TRIP_S)
-        try:
-            if not asks or (self._outage and endings):
-                # This one runs even where Redis has no memory left.
-                await self._limits.run(_SETTLE, (self._prefix, ended))
-                endings, ended = [], ""
-            if asks:
-                asked = " ".join([f"{ask.call} {ask.rank} {ask.prompt} {ask.output}" for ask in asks])
-                answers = await self._limits.run(_RESERVE, (self._prefix, ended, asked))
-                self._take(asks, self._limits.answers(answers))
-        except StoreUnavailable:
-            self._endings = endings + self._endings
-            self._keep(asks)
-            raise
-        finally:
-            self._asked = []
-
-    def _take(self, asks: list[Ask], answers: Sequence[int]) -> None:
-        """Hand out the answers; who got none waits on at the old place."""
-        granted = len(answers) - 1 if answers[-1] < 0 else len(answers)
-        for ask, place in zip(asks, answers[:granted], strict=False):
-            ask.in_flight = False
-            if ask.answer.done():
-                self.end(ask, NEVER_MADE)  # the caller left meanwhile
-            elif place:
-                ask.answer.set_result(place - 1)
-            else:
-                ask.answer.set_exception(_too_large(ask))
-        self._put_back(asks[granted:])
-        if answers[-1] < 0:
-            self._block(asks[granted].rank, -answers[-1] / 1e6)
+    def _hand_out(self, callers: Sequence[Caller], times: Sequence[str], answers: Sequence[int]) -> None:
+        """Tell the answers; who got none waits on at the old place."""
+        refused = answers[-1] < 0
+        granted = len(answers) - refused
+        for caller, place in zip(callers, answers[:granted], strict=False):
+            if place:
+                caller.place, caller.charged_at = place - 1, times[place - 1]
+                if caller.waits:
+                    caller.granted.set_result(True)
+                else:
+                    self.end(caller, NEVER_MADE)  # it left meanwhile
+            elif caller.waits:
+                caller.granted.set_exception(_too_large(caller))
+        for caller in reversed(callers[granted:]):
+            if caller.waits:
+                self._waiting[caller.rank].appendleft(caller)
+        if refused:
+            self._block(callers[granted].rank, -answers[-1] / 1e6)
         else:
             self._unblock()
-
-    def _keep(self, asks: list[Ask]) -> None:
-        """Whether these were granted is unknown: ask again with the same number, or give back."""
-        for ask in asks:
-            ask.uncertain = True
-            if ask.answer.done():
-                self.end(ask, NEVER_MADE)
-        self._put_back(asks)
-
-    def _put_back(self, asks: Sequence[Ask]) -> None:
-        for ask in reversed(asks):
-            ask.in_flight = False
-            if not ask.answer.done():
-                self._waiting[ask.rank].appendleft(ask)
 
     def _block(self, rank: int, wait_s: float) -> None:
         self._unblock()
@@ -252,19 +241,19 @@ class Desk:
         self._outage = error
         self._watch_deadlines(max(self._soonest, self._outage_since + _ROUND_TRIP_S))
 
-    def _ended(self, pump: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
         """A mistake of ours must not leave anybody waiting."""
-        if not pump.cancelled() and (error := pump.exception()):
+        if not task.cancelled() and (error := task.exception()):
             self._refuse_all(error)
 
     def _refuse_all(self, error: BaseException) -> None:
         self._closing = True
-        for ask in self._everybody():
-            if not ask.answer.done():
-                ask.answer.set_exception(error)
+        for caller in self._everybody():
+            if caller.waits:
+                caller.granted.set_exception(error)
 
-    def _everybody(self) -> list[Ask]:
-        return [*self._asked, *(ask for queue in self._waiting for ask in queue)]
+    def _everybody(self) -> Iterable[Caller]:
+        return [*self._asked, *(caller for queue in self._waiting for caller in queue)]
 
     # Deadlines: one timer for all
 
@@ -280,30 +269,27 @@ class Desk:
         """Answer those whose time is over, and come back for the next one."""
         self._deadline_timer, self._deadlines_at, self._soonest = None, math.inf, math.inf
         now, next_look = time.monotonic(), math.inf
-        for ask in self._everybody():
-            if ask.answer.done():
-                continue
-            due, error = self._due(ask, now)
-            if due <= now:
-                ask.answer.set_exception(error)
-            else:
-                self._soonest, next_look = min(self._soonest, ask.deadline), min(next_look, due)
-        if next_look < math.inf:
-            self._watch_deadlines(next_look)
+        for caller in self._everybody():
+            if caller.waits:
+                due, error = self._due(caller, now)
+                if due <= now:
+                    caller.granted.set_exception(error)
+                else:
+                    self._soonest, next_look = min(self._soonest, caller.deadline), min(next_look, due)
+        self._watch_deadlines(next_look)
 
-    def _due(self, ask: Ask, now: float) -> tuple[float, TokenweirError]:
-        """Until when `ask` waits as things are, and what it is told then."""
-        if self._outage or (self._asked and now - self._asked_at >= _ROUND_TRIP_S):
-            since = self._outage_since if self._outage else self._asked_at
-            until = min(max(ask.deadline, since + _ROUND_TRIP_S), since + _LONGEST_OUTAGE_S)
+    def _due(self, caller: Caller, now: float) -> tuple[float, TokenweirError]:
+        """Until when `caller` waits as things are, and what it is told then."""
+        since = self._outage_since if self._outage else self._asked_at
+        if self._outage or (self._asked and now - since >= _ROUND_TRIP_S):
+            until = min(max(caller.deadline, since + _ROUND_TRIP_S), since + _LONGEST_OUTAGE_S)
             return until, self._outage or StoreUnavailable(f"no reply from Redis within {now - since:.1f} s")
-        if ask.rank >= self._blocked and not ask.in_flight:
+        if caller.rank >= self._blocked and not self._asked:
             wait_s = max(0.001, self._free_at - now)
-            return ask.deadline, LimitReached(f"no room for another {wait_s:.3g} s", retry_after_s=wait_s)
+            return caller.deadline, LimitReached(f"no room for another {wait_s:.3g} s", retry_after_s=wait_s)
         return now + _ROUND_TRIP_S, StoreUnavailable("")  # its answer is on the way
 
 
-def _too_large(ask: Ask) -> RequestError:
-    return RequestError(
-        f"{ask.prompt + ask.output} tokens are more than any deployment may ever grant", code="too_large_for_limit"
-    )
+def _too_large(caller: Caller) -> RequestError:
+    tokens = caller.prompt + caller.output
+    return RequestError(f"{tokens} tokens are more than any deployment may ever grant", code="too_large_for_limit")

@@ -40,7 +40,11 @@ class Grant:
     reserved stays charged. Only one of the three counts, and only inside of the block.
     """
 
-    __slots__ = ("_ask", "_desk", "_form", "_limiter", "_open", "_output", "_prompt", "_rank", "_wait_s", "deployment")
+    # fmt: off
+    __slots__ = (
+        "_caller", "_desk", "_form", "_limiter", "_open", "_output", "_prompt", "_rank", "_wait_s", "deployment",
+    )
+    # fmt: on
 
     def __init__(self, limiter: Limiter, *, rank: int, prompt: int, output: int, form: int, wait_s: float) -> None:
         self.deployment = ""
@@ -59,21 +63,21 @@ class Grant:
         desk = limiter._desk or await limiter._start()
         limiter._check(self._form)
         deadline = time.monotonic() + self._wait_s
-        ask = desk.ask(self._rank, self._prompt, self._output, deadline)
+        caller = desk.enter(self._rank, self._prompt, self._output, deadline)
         while True:
-            granted = False
+            in_time = False
             try:
-                place = await ask.answer
-                granted = time.monotonic() - ask.sent_at <= limiter._limits.call_within_s[place]
+                await caller.granted
+                in_time = time.monotonic() - caller.asked_at <= limiter._limits.call_within_s[caller.place]
             finally:
-                if not granted:
-                    desk.leave(ask)
-            if granted:
+                if not in_time:
+                    desk.leave(caller)
+            if in_time:
                 break
             # This process was too busy to take it in time: the call would count in another window.
-            ask = desk.ask(self._rank, self._prompt, self._output, deadline, again=True)
-        self._ask, self._desk, self._open = ask, desk, True
-        self.deployment = limiter._limits.deployments[place]
+            caller = desk.enter(self._rank, self._prompt, self._output, deadline, first=True)
+        self._caller, self._desk, self._open = caller, desk, True
+        self.deployment = limiter._limits.deployments[caller.place]
         return self
 
     async def __aexit__(
@@ -114,7 +118,7 @@ class Grant:
         if not self._open:
             raise ValueError("this grant has ended: settle, cancel or refused count once, inside of the block")
         self._open = False
-        self._desk.end(self._ask, how, first, second)
+        self._desk.end(self._caller, how, first, second)
 
 
 class Limiter:

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import msgspec
 
-from lua import Script, load
+from lua import load
 from tokenweir.connection import Argument, Connection, insist
 from tokenweir.errors import ConfigError, StoreUnavailable
 from tokenweir.keys import valid_id
 from tokenweir.terms import DAY_LIMITS, WINDOW_LIMITS, Allowed, terms
 
-_SEED = load("limits_seed")
+_RESERVE, _SEED = load("budget_reserve"), load("limits_seed")
 _LIMITS: Final = (*WINDOW_LIMITS, *DAY_LIMITS)
 
 
@@ -47,7 +47,7 @@ class SharedLimits:
         self._opening = asyncio.Lock()
         self._budgets: tuple[str, ...] = ()
         self.deployments: tuple[str, ...] = ()
-        self.call_within_s: tuple[float, ...] = ()  # by deployment: from a grant to the start of its call
+        self.call_within_s: list[float] = []  # by deployment: from a grant to the start of its call
         self.counts_tokens = False
         self.splits_tokens = False  # prompt and output have limits of their own
 
@@ -72,14 +72,17 @@ class SharedLimits:
                 )
             self._learn({name: found[name] for name in sorted(wanted)})
 
-    async def run(self, script: Script, args: Sequence[Argument]) -> Any:
-        """Run a script on the budgets. Redis may have been emptied: limits that were given are put in place again.
+    async def ask(self, limiter: str, args: Sequence[Argument]) -> tuple[list[str], list[int]]:
+        """Run the reserve script: the time of the grants by deployment, and the answers.
+
+        Redis may have been emptied: limits that were given are put in place again.
 
         Raises:
-            StoreUnavailable: no reply, or an error: whether it ran is unknown.
+            StoreUnavailable: no reply, or an error: whether it ran is unknown. It may be asked again as it is.
         """
+        bind = {"<limiter>": self._connection.keys.key(limiter)}
         try:
-            return await self._connection.run(script, args, rest=self._budgets)
+            reply = await self._connection.run(_RESERVE, args, bind=bind, rest=self._budgets)
         except StoreUnavailable as error:
             if "NOLIMITS" not in str(error):
                 raise
@@ -88,14 +91,12 @@ class SharedLimits:
                     f"the limits of pool {self._connection.keys.pool!r} have gone from Redis: "
                     "a worker of it puts them there when it works, or pass limits="
                 ) from error
-        await self._seed()
-        return await self._connection.run(script, args, rest=self._budgets)
-
-    def answers(self, reply: Sequence[int]) -> Sequence[int]:
-        """The answers of the reserve script; what stands before them may be changed by operators at any time."""
-        count = len(self.deployments)
-        self.call_within_s = tuple([within_us / 1e6 for within_us in reply[:count]])
-        return reply[count:]
+            await self._seed()
+            reply = await self._connection.run(_RESERVE, args, bind=bind, rest=self._budgets)
+        words, split = reply.decode().split(" "), 2 * len(self.deployments)
+        # Operators may change it at any time.
+        self.call_within_s = [int(word) / 1e6 for word in words[:split:2]]
+        return words[1:split:2], [int(word) for word in words[split:]]
 
     async def _seed(self) -> None:
         args: list[Argument] = []
@@ -113,7 +114,7 @@ class SharedLimits:
         names = {limit.name for terms_ in found.values() for limit in terms_.limits}
         self.counts_tokens = not names <= {"rpm", "rpd"}
         self.splits_tokens = bool(names & {"itpm", "otpm"})
-        self.call_within_s = tuple(terms_.start_within_us / 1e6 for terms_ in found.values())
+        self.call_within_s = [terms_.start_within_us / 1e6 for terms_ in found.values()]
         self._budgets = tuple(f"budget:{name}" for name in found)
         self.deployments = tuple(found)
 
