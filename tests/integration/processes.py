@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -37,6 +38,7 @@ class Store:
     def __init__(self, folder: Path, kind: str) -> None:
         binary = server_binary(kind) or server_binary("redis")
         assert binary, "no server on this machine"
+        self._folder = folder
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._words = [str(binary), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder)]
@@ -62,6 +64,19 @@ class Store:
             self._process.send_signal(signal.SIGCONT)
             self._process.terminate()
             self._process.wait(10)
+
+    def copy(self) -> Path:
+        """Its data as it is on disk now, as a replica that lags would have it."""
+        return Path(shutil.copytree(self._folder / "appendonlydir", self._folder / f"copy{time.monotonic_ns()}"))
+
+    def fail_over(self, copy: Path) -> None:
+        """It dies, and another server takes over its address with the data of `copy`: what came later is lost."""
+        os.kill(self.pid, signal.SIGKILL)
+        if self._process:
+            self._process.wait(10)
+        shutil.rmtree(self._folder / "appendonlydir")
+        shutil.move(copy, self._folder / "appendonlydir")
+        self.start()
 
     def _answers(self) -> bool:
         try:
