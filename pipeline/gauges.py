@@ -66,8 +66,10 @@ class PoolGauges:
         refunds = GaugeMetricFamily("tokenweir_settlement_refunds", "1 = unused tokens are taken back", labels=labels)
         for name, standing in overview.deployments.items():
             why = standing.why if standing.why in _PAUSES else "other"
+            # Between two probes of a key that was refused it is as closed as before.
+            closed = standing.paused_s > 0 or why in REFUSALS
             for reason in _PAUSES:
-                paused.add_metric([self._pool, name, reason], float(standing.paused_s > 0 and reason == why))
+                paused.add_metric([self._pool, name, reason], float(closed and reason == why))
             flying.add_metric([self._pool, name], standing.in_flight)
             factor.add_metric([self._pool, name], standing.factor)
             refunds.add_metric([self._pool, name], float(standing.refunds))

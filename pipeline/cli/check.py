@@ -5,18 +5,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
+from collections.abc import Iterator
 
 import msgspec
 
+from pipeline.cli.allowance import differences
+from pipeline.cli.limits import state
 from pipeline.cli.output import mark, say
 from pipeline.cli.reach import edge, key_of, provider
 from pipeline.cli.target import Target, configured, resolve
-from pipeline.config import Config, Pool, masked
-from pipeline.limits import explain
+from pipeline.config import Config, Deployment, Pool, masked
+from pipeline.limits import explain, terms
 from pipeline.store.health import Finding, examine
-from pipeline.store.overview import overview
+from pipeline.store.overview import Overview, overview
 from pipeline.store.views import opened
 from tokenweir.errors import StoreUnavailable
+from tokenweir.terms import Terms
 
 # How long a premium call holds its slot, as a rule.
 _CALL_S = 6.0
@@ -85,6 +89,7 @@ async def _redis(args: argparse.Namespace, target: Target, report: Report) -> bo
             for finding in await examine(views.connection):
                 report.add(finding)
             seen = await overview(views.connection)
+            limits = await views.limits()
         except StoreUnavailable as error:
             cure = "start it, or name another with --redis or REDIS_URL; `embedded:` needs none"
             report.add(Finding("FAIL", "redis", str(error), cure))
@@ -93,7 +98,26 @@ async def _redis(args: argparse.Namespace, target: Target, report: Report) -> bo
     if args.workers:
         workers, offered = args.workers, args.workers * target.pool.premium_concurrency
     report.add(_slots(target.pool, workers=workers, offered=offered))
+    for deployment in target.pool.deployments:
+        for finding in _standing(deployment, limits.deployments.get(deployment.name), seen):
+            report.add(finding)
     return True
+
+
+def _standing(deployment: Deployment, in_force: Terms | None, seen: Overview) -> Iterator[Finding]:
+    """What of the deployment isn't as the file has it, or as it should be."""
+    name = deployment.name
+    if in_force is not None and (changes := differences(terms(deployment), in_force)):
+        text = ", ".join(f"{what} {now} instead of {configured}" for what, configured, now in changes)
+        cure = f"right if they were set live; `tokenweir limits reset {name}` puts the file's in force"
+        yield Finding("warn", "limits", f"{name}: others than the file's are in force: {text}", cure)
+    standing = seen.deployments.get(name)
+    if standing is not None and standing.why:
+        cure = f"mend the cause, then `tokenweir limits resume {name}`"
+        yield Finding("warn", "pause", f"{name} is {state(standing)}", cure)
+    elif standing is not None and standing.factor < 1:
+        cure = f"set what the provider allows: `tokenweir limits set {name} rpm=...`"
+        yield Finding("warn", "rate", f"{name} uses {standing.factor:.0%} of its rate after refusals", cure)
 
 
 def _slots(pool: Pool, *, workers: int, offered: int) -> Finding:

@@ -108,10 +108,11 @@ _ALL = (
     Command(
         "limits",
         "pipeline.cli.limits:run",
-        "what the gate counts with",
+        "what the gate counts with: show it, change it, end a pause",
         """
         tokenweir limits show
-        tokenweir limits show --json --pool main
+        tokenweir limits set primary rpm=400 tpm=none
+        tokenweir limits resume primary
         """,
         options.add_limits,
     ),

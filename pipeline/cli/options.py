@@ -117,8 +117,21 @@ def add_dead(parser: argparse.ArgumentParser) -> None:
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
     """`limits`."""
-    parser.add_argument("action", choices=("show",), help="what to do")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument(
+        "action",
+        choices=("show", "set", "reset", "resume"),
+        help="show: what is in force; set: change it for all workers at once; reset: put the configuration file's in "
+        "force again; resume: end a pause whose cause was mended",
+    )
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="DEPLOYMENT | NAME=VALUE",
+        help="set: one deployment and rpm, tpm, itpm, otpm, rpd, tpd or max_in_flight = a number or none, settlement = "
+        "auto, none or refund; reset, resume: one deployment (default: all)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="set, reset: say what would be changed")
+    parser.add_argument("--json", action="store_true", help="show, set, reset: for machines")
     add_target(parser)
 
 

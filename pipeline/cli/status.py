@@ -7,6 +7,7 @@ import asyncio
 
 import msgspec
 
+from pipeline.cli.limits import state
 from pipeline.cli.output import remark, say, say_json, say_table, seconds
 from pipeline.cli.target import Target, resolve
 from pipeline.store.overview import Overview, overview
@@ -67,9 +68,11 @@ def _show_budgets(seen: Overview) -> None:
     ]
     names = ("budget", "limit", "bucket", "window", "used")
     say_table(names, rows, numbers=names[2:])
+    say()
     for deployment, standing in seen.deployments.items():
-        if standing.paused_s > 0:
-            say(f"{deployment} is paused for {seconds(standing.paused_s)}: {standing.why}")
+        narrowed = f", rate narrowed to {standing.factor:.0%} after refusals" if standing.factor < 1 else ""
+        refunds = ", unused tokens are taken back" if standing.refunds else ""
+        say(f"{deployment} is {state(standing)}; {standing.in_flight:,} in flight{narrowed}{refunds}")
 
 
 async def _request(args: argparse.Namespace, target: Target) -> int:

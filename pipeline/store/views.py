@@ -6,7 +6,7 @@ Reading changes nothing. A replayed entry keeps its request id, its attempt and 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from tokenweir.keys import GROUPS, Keys
 from tokenweir.terms import Terms
 
 _PENDING, _RELEASE = load("entries_pending"), load("entries_release")
+_SET, _RESUME = load("limits_set"), load("budgets_resume")
 _PAGE = 500
 # Who holds a replayed entry in name until a worker takes it over.
 OPERATOR = "operator"
@@ -99,6 +100,22 @@ class Views:
         except (ValueError, msgspec.DecodeError) as error:
             key = self.connection.keys.key("limits")
             raise StoreUnavailable(f"{key} holds something that isn't ours: {error}") from error
+
+    async def put_limits(self, deployments: Mapping[str, Terms]) -> int:
+        """Put these limits in force for all workers; returns their version, 0 = one has none yet, nothing was changed.
+
+        Raises:
+            StoreUnavailable: Redis didn't answer; doing it again is harmless.
+        """
+        args: list[Argument] = []
+        for name, terms in deployments.items():
+            args += (name, msgspec.json.encode(terms))
+        return int(await self.connection.run(_SET, args))
+
+    async def resume(self, deployments: Sequence[str]) -> list[str]:
+        """End their pauses, and use their whole rate again; returns those that were paused or narrowed."""
+        reply = await self.connection.run(_RESUME, rest=[f"budget:{name}" for name in deployments])
+        return [name.decode() for name in reply]
 
     async def _run_on(self, stream: str, script: Script, args: Sequence[Argument]) -> Any:
         return await self.connection.run(script, args, bind={"<source>": self.connection.keys.key(stream)})

@@ -48,6 +48,15 @@ def test_a_pause_is_shown_with_its_reason(why: str, shown: str) -> None:
     assert [value(registry, "deployment_paused", deployment="spare", reason=name) for name in reasons] == [0] * 4
 
 
+@pytest.mark.parametrize(("why", "closed"), [("provider_429", 0), ("key_refused", 1), ("quota_exhausted", 1)])
+def test_a_pause_that_waits_for_its_probe(why: str, closed: float) -> None:
+    """A key that was refused is shown as closed until a probe went well; a 429 is over when its time is over."""
+    registry = CollectorRegistry()
+    PoolGauges("main", registry).show(seen(primary=Standing(0, why, 0, 1, False)))
+
+    assert value(registry, "deployment_paused", deployment="primary", reason=why) == closed
+
+
 def test_a_deployment_is_shown_as_it_stands() -> None:
     """Calls in flight, a narrowed rate and refunds are there for each deployment."""
     registry = CollectorRegistry()
