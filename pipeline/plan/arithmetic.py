@@ -71,8 +71,8 @@ return {
     returned(state)
   end,
 
-  heard = function(i, now, name, left, limit, reset_us, sent_at)
-    return budget.heard(at(pool[i], now, true), name, left, limit, reset_us, sent_at)
+  heard = function(i, now, name, left, limit, reset_us, sent_at, own)
+    return budget.heard(at(pool[i], now, true), name, left, limit, reset_us, sent_at, own)
   end,
 
   look = function(i, now)
@@ -145,9 +145,9 @@ class Budgets:
         """The provider answered 429: nothing goes until `till`."""
         self._refused(deployment + 1, now, till, granted_at)
 
-    def heard(self, deployment: int, now: int, header: Heard, *, sent_at: int) -> str:
-        """The provider's word on a limit; returns what is worth an alarm, or nothing."""
-        alarm = self._heard(deployment + 1, now, header.name, header.left, header.limit, header.reset_us, sent_at)
+    def heard(self, deployment: int, now: int, header: Heard, *, sent_at: int, own: int) -> str:
+        """The provider's word on a limit to a call that cost `own`; returns what is worth an alarm, or nothing."""
+        alarm = self._heard(deployment + 1, now, header.name, header.left, header.limit, header.reset_us, sent_at, own)
         return str(alarm or "")
 
     def look(self, deployment: int, now: int) -> Look:

@@ -196,7 +196,8 @@ class Simulation:
 
     def _heard(self, asked: Asked, receipt: Receipt) -> None:
         for header in receipt.headers:
-            alarm = self.budgets.heard(asked.deployment, self.clock(), header, sent_at=asked.sent_us)
+            own = asked.cost[header.name]
+            alarm = self.budgets.heard(asked.deployment, self.clock(), header, sent_at=asked.sent_us, own=own)
             if alarm:
                 self.tally.alarm(alarm, self._now / SECOND)
 
