@@ -7,8 +7,8 @@ import msgspec
 
 from pipeline.sandbox.foreign import ForeignCount, ForeignLoad
 from pipeline.sandbox.ledger import Ledger
-from pipeline.sandbox.limits import DIMENSIONS, TOKENS, Dimension, Limits, Verdict
-from pipeline.sandbox.settings import SandboxSettings
+from pipeline.sandbox.limits import TOKENS, Limits, Verdict
+from pipeline.sandbox.settings import Dimension, SandboxSettings
 
 
 class Charge(msgspec.Struct, frozen=True):
@@ -85,7 +85,7 @@ class Account:
         return ForeignLoad(
             share=settings.foreign_share,
             mean_tokens=settings.foreign_tokens,
-            limits=_stated(settings),
+            limits=settings.limits(),
             window_s=settings.window_s,
             seed=settings.seed,
             start_s=now,
@@ -93,13 +93,9 @@ class Account:
         )
 
 
-def _stated(settings: SandboxSettings) -> dict[Dimension, int]:
-    return {name: limit for name in DIMENSIONS if (limit := getattr(settings, name))}
-
-
 def _terms(settings: SandboxSettings) -> tuple[object, ...]:
-    return (settings.enforcement, settings.window_s, settings.seed, _stated(settings))
+    return (settings.enforcement, settings.window_s, settings.seed, settings.limits())
 
 
 def _limits(settings: SandboxSettings) -> Limits:
-    return Limits(settings.enforcement, _stated(settings), settings.window_s, seed=settings.seed)
+    return Limits(settings.enforcement, settings.limits(), settings.window_s, seed=settings.seed)

@@ -10,8 +10,7 @@ from pipeline.sandbox.calls import Call
 from pipeline.sandbox.faults import Fault
 from pipeline.sandbox.foreign import ForeignCount
 from pipeline.sandbox.ledger import Used, Worst
-from pipeline.sandbox.limits import DIMENSIONS
-from pipeline.sandbox.settings import SandboxSettings
+from pipeline.sandbox.settings import DIMENSIONS, SandboxSettings
 from pipeline.sandbox.state import State
 
 _MOST_CALLS = 100_000

@@ -10,7 +10,8 @@ from random import Random
 
 import msgspec
 
-from pipeline.sandbox.limits import Dimension, Limits, costs_of
+from pipeline.sandbox.limits import Limits, costs_of
+from pipeline.sandbox.settings import Dimension
 
 
 class ForeignCount(msgspec.Struct):

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 from pipeline.sandbox.durations import go_duration, whole_ms
-from pipeline.sandbox.limits import Dimension, Limits, Verdict
+from pipeline.sandbox.limits import Limits, Verdict
 from pipeline.sandbox.modes import Budget
-from pipeline.sandbox.settings import HeaderDialect
+from pipeline.sandbox.settings import Dimension, HeaderDialect
 
 _DAY_S = 86_400
 _MINUTE: Mapping[str, Dimension] = {"requests": "rpm", "tokens": "tpm"}

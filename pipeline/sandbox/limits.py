@@ -14,16 +14,14 @@ Day limits are kept over 1440 W: in a bucket of capacity L under both bucket mod
 
 from collections.abc import Mapping
 from random import Random
-from typing import Literal, assert_never
+from typing import assert_never
 
 import msgspec
 
 from pipeline.sandbox.modes import Both, Bucket, Budget, Fixed, InFlight, Sliding
-from pipeline.sandbox.settings import Enforcement
+from pipeline.sandbox.settings import Dimension, Enforcement
 
 _WINDOWS_A_DAY = 1440
-Dimension = Literal["rpm", "tpm", "itpm", "otpm", "rpd", "tpd", "max_in_flight"]
-DIMENSIONS: tuple[Dimension, ...] = ("rpm", "tpm", "itpm", "otpm", "rpd", "tpd", "max_in_flight")
 TOKENS: frozenset[Dimension] = frozenset({"tpm", "itpm", "otpm", "tpd"})
 DAYS: frozenset[Dimension] = frozenset({"rpd", "tpd"})
 

@@ -9,7 +9,8 @@ import msgspec
 from pipeline.sandbox.answers import Answer
 from pipeline.sandbox.delivery import MOST_PIECES
 from pipeline.sandbox.durations import go_duration
-from pipeline.sandbox.limits import TOKENS, Dimension, Limits, Verdict
+from pipeline.sandbox.limits import TOKENS, Limits, Verdict
+from pipeline.sandbox.settings import Dimension
 
 _UNITS: dict[Dimension, str] = {
     "rpm": "requests per min (RPM)",

@@ -26,7 +26,7 @@ class Ready(msgspec.Struct, frozen=True):
     Attributes:
         premium: base URL for an OpenAI client.
         edge: host URL for an Ollama client.
-        control: prefix of `/ledger`, `/calls`, `/faults`, `/reset`.
+        control: prefix of `/ledger`, `/calls`, `/settings`, `/faults`, `/reset`.
     """
 
     premium: str
@@ -43,12 +43,14 @@ class Ready(msgspec.Struct, frozen=True):
         """The same in sentences."""
         latency = self.latency
         first, edge = latency.premium_ttft, latency.edge_total
+        limits = ", ".join(f"{name} {limit}" for name, limit in settings.limits().items())
         return (
             f"OpenAI side   {self.premium}\n"
             f"Ollama side   {self.edge}  (model {settings.edge_model}, {settings.edge_parallel} at a time)\n"
             f"Ledger        {self.control}/ledger\n"
-            f"Limits        {settings.rpm} requests and {settings.tpm} tokens in {settings.window_s:g} s,"
-            f" {settings.enforcement}\n"
+            f"Limits        {limits}; W = {settings.window_s:g} s, {settings.enforcement}\n"
+            f"Account       headers {settings.headers}, refunds {'on' if settings.refund else 'off'},"
+            f" foreign load {settings.foreign_share:.0%}\n"
             f"First token   mean {first.mean_s:.3f} s, p50 {first.p50_s:.3f} s, p99 {first.p99_s:.3f} s,"
             f" then {latency.tokens_per_second:g} tokens/s\n"
             f"Edge call     mean {edge.mean_s:.3f} s, p50 {edge.p50_s:.3f} s, p99 {edge.p99_s:.3f} s\n"

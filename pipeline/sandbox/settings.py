@@ -1,6 +1,6 @@
 """What a sandbox can be told, in one frozen struct: the command line and Python share it, defaults included."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -8,6 +8,8 @@ from msgspec import Meta
 from pipeline.sandbox.latency import Lognormal
 
 Enforcement = Literal["bucket", "bucket/6", "sliding", "fixed", "10s", "1s"]
+Dimension = Literal["rpm", "tpm", "itpm", "otpm", "rpd", "tpd", "max_in_flight"]
+DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
 HeaderDialect = Literal["openai", "azure", "anthropic", "per-day-requests", "none"]
 
 
@@ -67,6 +69,10 @@ class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         self.edge_latency()
         if self.headers == "per-day-requests" and not self.rpd:
             raise ValueError("headers per-day-requests describe a day limit; set rpd")
+
+    def limits(self) -> dict[Dimension, int]:
+        """The limits that the account has."""
+        return {name: limit for name in DIMENSIONS if (limit := getattr(self, name))}
 
     def premium_latency(self) -> Lognormal:
         """Time to first token, unscaled."""

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.sandbox.foreign import ForeignLoad
-from pipeline.sandbox.limits import Dimension, Limits
+from pipeline.sandbox.limits import Limits
 from pipeline.sandbox.meter import WorstWindow
-from pipeline.sandbox.settings import Enforcement
+from pipeline.sandbox.settings import Dimension, Enforcement
 
 _LIMITS: dict[Dimension, int] = {"rpm": 500, "tpm": 30_000}
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.sandbox.headers import rate_headers, retry_headers
-from pipeline.sandbox.limits import Dimension, Limits, Verdict, costs_of
-from pipeline.sandbox.settings import Enforcement, HeaderDialect
+from pipeline.sandbox.limits import Limits, Verdict, costs_of
+from pipeline.sandbox.settings import Dimension, Enforcement, HeaderDialect
 
 _LIMITS: dict[Dimension, int] = {"rpm": 60, "tpm": 6000, "itpm": 4000, "otpm": 3000, "rpd": 900}
 _UNIX_S = 1_800_000_000.25

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.sandbox.limits import DIMENSIONS, Limits, costs_of
+from pipeline.sandbox.limits import Limits, costs_of
 from pipeline.sandbox.meter import WorstWindow
 from pipeline.sandbox.modes import Both, Bucket, Budget, Fixed, InFlight, Sliding
-from pipeline.sandbox.settings import Enforcement
+from pipeline.sandbox.settings import DIMENSIONS, Enforcement
 from tests.sandbox.models import TICK_S, WINDOW_S, Calls, Flow
 
 MODES: tuple[Enforcement, ...] = get_args(Enforcement)
