@@ -21,6 +21,8 @@ import msgspec
 from pipeline.sandbox.modes import Both, Bucket, Budget, Fixed, InFlight, Sliding
 from pipeline.sandbox.settings import Dimension, Enforcement
 
+__all__ = ["DAYS", "TOKENS", "Dimension", "Limits", "Verdict", "costs_of"]
+
 _WINDOWS_A_DAY = 1440
 TOKENS: frozenset[Dimension] = frozenset({"tpm", "itpm", "otpm", "tpd"})
 DAYS: frozenset[Dimension] = frozenset({"rpd", "tpd"})
