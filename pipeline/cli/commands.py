@@ -128,6 +128,16 @@ _ALL = (
         options.add_check,
     ),
     Command(
+        "plan",
+        "pipeline.cli.plan:run",
+        "prove a configuration in virtual time, against every way of counting",
+        """
+        tokenweir plan
+        tokenweir plan --all-modes --json
+        tokenweir plan --traffic requests.jsonl --plot plan.svg
+        """,
+    ),
+    Command(
         "sandbox",
         "pipeline.cli.sandbox:run",
         "the simulated OpenAI and Ollama servers alone",

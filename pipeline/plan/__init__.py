@@ -1,4 +1,4 @@
-"""Proves a configuration in virtual time: the gate's own arithmetic against every way in which providers enforce limits.
+"""Proves a configuration in virtual time: the gate's own arithmetic against every way in which providers count.
 
     asked traffic trace    what is asked for, by whom and when
     arithmetic gate        what the pool decides: the Lua texts themselves, and the rules around them

@@ -13,6 +13,7 @@ import msgspec
 from lupa import lua51
 
 from lua import part
+from pipeline.sandbox.limits import Dimension
 from tokenweir.terms import Terms
 
 # Whole decisions a call, so that few values cross between the languages. `choose` is the pool's own
@@ -60,9 +61,13 @@ return {
   end,
 
   settle = function(i, now, prompt, output, used, granted_at)
-    local state = at(pool[i], now, true)
+    local state, before, after = at(pool[i], now, true), 0, 0
+    local paused = state.pause_until
+    for _, item in ipairs(state.items) do before = before + item.level end
     budget.settle(state, budget.cost(prompt, output), budget.cost(prompt, used), granted_at)
     returned(state)
+    for _, item in ipairs(state.items) do after = after + item.level end
+    return after > before or state.pause_until ~= paused or state.term.max_in_flight > 0
   end,
 
   refused = function(i, now, till, granted_at)
@@ -89,14 +94,19 @@ return {
 class Heard(msgspec.Struct, frozen=True):
     """One limit in a provider's headers: `left` of `limit`, full again in `reset_us`."""
 
-    name: str
+    name: Dimension
     left: int
     limit: int
     reset_us: int
 
 
 class Look(msgspec.Struct, frozen=True):
-    """How a deployment stands: the emptiest bucket as a share of its capacity, the narrowed rate, and whether it refunds."""
+    """How a deployment stands.
+
+    Attributes:
+        level: of the emptiest bucket, as a share of its capacity. factor: of the rate, narrowed by refusals.
+        refunds: whether unused tokens are given back.
+    """
 
     level: float
     factor: float
@@ -137,9 +147,9 @@ class Budgets:
         """Whether any deployment could ever take it."""
         return bool(self._possible(now, prompt, output))
 
-    def settle(self, deployment: int, now: int, *, prompt: int, output: int, used: int, granted_at: int) -> None:
-        """A call ended and used `used` of `output` tokens reserved."""
-        self._settle(deployment + 1, now, prompt, output, used, granted_at)
+    def settle(self, deployment: int, now: int, *, prompt: int, output: int, used: int, granted_at: int) -> bool:
+        """A call ended and used `used` of `output` tokens reserved; returns whether there is more room now."""
+        return bool(self._settle(deployment + 1, now, prompt, output, used, granted_at))
 
     def refused(self, deployment: int, now: int, *, till: int, granted_at: int) -> None:
         """The provider answered 429: nothing goes until `till`."""

@@ -71,7 +71,7 @@ class Tally:
         waits: by rank, from arrival until premium or the edge takes it. first_tokens: until the first token.
         routes: by rank, how many went to premium and to the edge. refusals: answered with an error, by its reason.
         idle: windows in which, for a moment at least, nothing waited.
-        alarms: what the headers raised, and when first, in seconds.
+        alarms: what the headers raised: how often, and when first, in seconds.
     """
 
     def __init__(self, window_us: int) -> None:
@@ -82,7 +82,7 @@ class Tally:
         self.routes = [{"premium": 0, "edge": 0} for _ in CLASSES]
         self.refusals: dict[str, int] = {}
         self.idle: set[int] = set()
-        self.alarms: dict[str, list[float]] = {}
+        self.alarms: dict[str, tuple[int, float]] = {}
         self.given_up = 0
         self.seconds: Seconds | None = None
 
@@ -94,7 +94,8 @@ class Tally:
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
 
     def alarm(self, name: str, now_s: float) -> None:
-        self.alarms.setdefault(name, []).append(now_s)
+        often, first_s = self.alarms.get(name, (0, round(now_s, 1)))
+        self.alarms[name] = (often + 1, first_s)
 
     def waiting(self, count: int, now: int) -> None:
         """So many wait from `now` on."""

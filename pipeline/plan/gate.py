@@ -137,6 +137,18 @@ class Gate:
             self._leave(move[1])
             moves.append(move)
 
+    def leads(self, asked: Asked) -> bool:
+        """Whether it is the first of its class, or may go to a free edge: else its coming changes nothing."""
+        if asked.simple and self._edge_busy < self._room.edge:
+            return True
+        first = self._ranks[asked.rank].first()
+        return first is not None and first[1] is asked
+
+    @property
+    def full(self) -> bool:
+        """Whether every premium slot is taken."""
+        return self._premium_busy >= self._room.premium
+
     def ended(self, route: str) -> None:
         """A call has ended; its slot is free."""
         if route == "edge":
@@ -189,10 +201,8 @@ class Gate:
         firsts = [(rank, index.first()) for rank, index in enumerate(self._ranks)]
         return sorted((first[0], rank, first[1]) for rank, first in firsts if first)
 
-    def _serve_premium(
-        self, heads: list[tuple[float, int, Asked]], now: int
-    ) -> tuple[tuple[str, Asked] | None, float]:
-        """A head that fits. One that doesn't keeps back the classes below; one that aged past others has their rights."""
+    def _serve_premium(self, heads: list[tuple[float, int, Asked]], now: int) -> tuple[tuple[str, Asked] | None, float]:
+        """A head that fits. One that doesn't keeps back lower classes; one that aged past others has their rights."""
         shortest, lowest = math.inf, 2
         for place, (_, rank, asked) in enumerate(heads):
             if rank > lowest:

@@ -11,6 +11,7 @@ import msgspec
 
 from pipeline.plan.arithmetic import Heard
 from pipeline.plan.asked import Cost
+from pipeline.sandbox.foreign import ForeignLoad
 from pipeline.sandbox.limits import DAYS, Dimension, Limits, Verdict
 from pipeline.sandbox.settings import Enforcement
 from tokenweir.terms import Allowed
@@ -87,6 +88,7 @@ class Provider:
         rejected, admitted: calls of ours.
     Args:
         refunds_from_s, refunds_until_s: between these, tokens reserved but not used come back when a call ends.
+        foreign_share: of the limits, that other programs on the key take.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Provider:
         seed: int,
         refunds_from_s: float = math.inf,
         refunds_until_s: float = math.inf,
+        foreign_share: float = 0.0,
     ) -> None:
         limits = cast("dict[Dimension, int]", dict(allowed.limits))
         judged = limits | ({"max_in_flight": allowed.max_in_flight} if allowed.max_in_flight else {})
@@ -106,11 +109,19 @@ class Provider:
             {name: Account(limit, _DAY_S if name in DAYS else allowed.window_s) for name, limit in limits.items()}
             for _ in range(2)
         )
+        self._others = foreign_share > 0 and ForeignLoad(
+            share=foreign_share,
+            mean_tokens=_foreign_tokens(allowed),
+            limits=judged,
+            window_s=allowed.window_s,
+            seed=seed,
+        )
         self.rejected = 0
         self.admitted = 0
 
     def charge(self, cost: Cost, now: float) -> Receipt:
         """Count a call, or refuse it and count nothing."""
+        self._let_others(now)
         verdict = self._limits.charge(cost, now)
         counted: dict[Dimension, Counted] = {}
         if verdict.admitted:
@@ -120,15 +131,19 @@ class Provider:
             self.rejected += 1
         return Receipt(verdict, self._headers(now), counted)
 
-    def charge_foreign(self, cost: Cost, now: float) -> None:
-        """A call of another program on the key; whether it is admitted is that program's concern."""
-        if self._limits.charge(cost, now).admitted:
-            self._limits.end_call(now)
-            for name, account in self.foreign.items():
-                account.add(now, cost[name])
+    def _let_others(self, now: float) -> None:
+        """Other programs on the key come first: what they got by now is gone."""
+        if not self._others:
+            return
+        before = (self._others.count.admitted, self._others.count.tokens)
+        self._others.charge_until(self._limits, now)
+        got: Cost = {"rpm": self._others.count.admitted - before[0], "tpm": self._others.count.tokens - before[1]}
+        for name in got.keys() & self.foreign.keys():
+            self.foreign[name].add(now, got[name])
 
     def ended(self, receipt: Receipt, unused: Cost, now: float) -> None:
         """An admitted call has ended with so much of its cost unused."""
+        self._let_others(now)
         self._limits.end_call(now)
         if not self._refunds_from_s <= now < self._refunds_until_s:
             return
@@ -144,3 +159,9 @@ class Provider:
             for name, budget in self._limits.budgets.items()
             if name in _TOLD
         )
+
+
+def _foreign_tokens(allowed: Allowed) -> int:
+    """The mean size of other programs' calls: one that takes the same share of both limits."""
+    requests, tokens = allowed.limits.get("rpm"), allowed.limits.get("tpm")
+    return max(1, tokens // requests) if tokens and requests else max(1, (tokens or 50_000) // 100)

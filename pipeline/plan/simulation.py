@@ -1,7 +1,8 @@
 """One pool in virtual time: callers, gate, workers, provider and edge as a sequence of events.
 
 Decisions come from `gate`, their arithmetic from the Lua texts, refusals from the sandbox's judge. Here is only what
-happens between them: how long a grant is on its way, how long an answer takes, and when its headers and usage are known.
+happens between them: how long a grant is on its way, how long an answer takes, and when its headers and its usage are
+known.
 """
 
 from __future__ import annotations
@@ -18,14 +19,13 @@ import msgspec
 from pipeline.plan.arithmetic import Budgets
 from pipeline.plan.asked import Asked
 from pipeline.plan.figures import Tally
-from pipeline.plan.foreign import Foreign
 from pipeline.plan.gate import Gate, Room
 from pipeline.plan.provider import Provider, Receipt
 from pipeline.plan.traffic import Traffic
 from pipeline.sandbox.latency import Lognormal
 from tokenweir.terms import Terms
 
-Delays = Literal["random", "extremes"]
+Delays = Literal["mixed", "random", "extremes"]
 
 SECOND: Final = 1_000_000
 # Sixteen digits, as Redis's clock has them: the arithmetic's numbers are as long as in production.
@@ -42,23 +42,19 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         terms: by deployment, in the same order as the providers.
-        delays: from the grant to the provider's count: anything up to J, or by turns nothing and J.
-        time_scale: by how much latencies are shorter than at real scale.
-        foreign: other programs on the same keys, by deployment; none = nobody else uses them.
+        delays: from the grant to the provider's count: anything up to J, by turns nothing and J, or both by turns.
     """
 
     terms: Sequence[Terms]
     room: Room
-    delays: Delays = "random"
+    delays: Delays = "mixed"
     seed: int = 1
-    time_scale: float = 1.0
     tokens_per_s: float = 80.0
     ttft_mean_s: float = 0.9
     ttft_p99_s: float = 1.8
     edge_mean_s: float = 1.2
     edge_p99_s: float = 3.0
     most_attempts: int = 3
-    foreign: Sequence[Foreign] = ()
     parts: Mapping[str, str] | None = None
 
     @property
@@ -90,8 +86,6 @@ class Simulation:
         """Play until then, or until nothing is left to happen; returns when that was, in microseconds."""
         self._arrivals = self._traffic.arrivals()
         self._next_arrival()
-        for index, foreign in enumerate(self._setup.foreign):
-            self._at(foreign.gap_us(), self._came_foreign, index)
         if self.tally.seconds is not None:
             self._at(SECOND, self._sample)
         shown = 0
@@ -132,7 +126,8 @@ class Simulation:
         if decision in ("premium", "edge"):
             self._served(decision, asked)
         elif decision == "deferred":
-            self._drain()
+            if self._gate.leads(asked):
+                self._drain()
         else:
             self.tally.refused(decision)
             self._come(self._traffic.answered(asked, self._now))
@@ -162,7 +157,7 @@ class Simulation:
             self.tally.served(asked.rank, route, (self._now - asked.at_us) / SECOND)
         self._come(self._traffic.granted(asked, self._now))
         if route == "edge":
-            took_us = self._scaled(self._edge.draw(self._random))
+            took_us = _microseconds(self._edge.draw(self._random))
             self.tally.first_tokens[asked.rank].add((self._now - asked.at_us + took_us) / SECOND)
             self._at(self._now + took_us, self._edge_ended, asked)
             return
@@ -173,7 +168,8 @@ class Simulation:
 
     def _delay(self, late_us: int) -> int:
         self._granted += 1
-        if self._setup.delays == "extremes":
+        kind = self._setup.delays
+        if kind == "extremes" or (kind == "mixed" and self._granted % 4 < 2):
             return late_us if self._granted % 2 else 0
         return self._random.randint(1, late_us)
 
@@ -186,8 +182,8 @@ class Simulation:
         if not receipt.verdict.admitted:
             self._at(self._now + _BACK_US, self._refused, asked, receipt)
             return
-        first_us = self._scaled(self._ttft.draw(self._random))
-        ends_us = first_us + self._scaled(asked.used / self._setup.tokens_per_s)
+        first_us = _microseconds(self._ttft.draw(self._random))
+        ends_us = first_us + _microseconds(asked.used / self._setup.tokens_per_s)
         if asked.attempt == 1:
             self.tally.first_tokens[asked.rank].add((self._now - asked.at_us + first_us) / SECOND)
         if self._hears[asked.deployment]:
@@ -203,7 +199,8 @@ class Simulation:
 
     def _ended(self, asked: Asked, receipt: Receipt) -> None:
         self._providers[asked.deployment].ended(receipt, asked.unused, self._now / SECOND)
-        self.budgets.settle(
+        full = self._gate.full
+        more = self.budgets.settle(
             asked.deployment,
             self.clock(),
             prompt=asked.prompt,
@@ -213,7 +210,8 @@ class Simulation:
         )
         self._gate.ended("premium")
         self._come(self._traffic.answered(asked, self._now))
-        self._drain()
+        if more or full:  # else whoever waits must wait as long as before, and is timed already
+            self._drain()
 
     def _refused(self, asked: Asked, receipt: Receipt) -> None:
         """A 429: everything pauses, and the request comes again when the provider said, as a further attempt."""
@@ -234,11 +232,6 @@ class Simulation:
         self._come(self._traffic.answered(asked, self._now))
         self._drain()
 
-    def _came_foreign(self, index: int) -> None:
-        foreign = self._setup.foreign[index]
-        self._providers[index].charge_foreign(foreign.cost(), self._now / SECOND)
-        self._at(self._now + foreign.gap_us(), self._came_foreign, index)
-
     def _sample(self) -> None:
         assert self.tally.seconds is not None
         looks = [self.budgets.look(index, self.clock()).level for index in range(len(self._providers))]
@@ -246,5 +239,6 @@ class Simulation:
         if self._events:
             self._at(self._now + SECOND, self._sample)
 
-    def _scaled(self, real_s: float) -> int:
-        return round(real_s * SECOND / self._setup.time_scale)
+
+def _microseconds(seconds: float) -> int:
+    return round(seconds * SECOND)

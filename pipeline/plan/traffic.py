@@ -109,16 +109,15 @@ class Story:
     # Of what users ask, this share is simple: intents, routes.
     SIMPLE_SHARE = 0.27
 
-    def __init__(self, *, seed: int, scale: float = 1.0, time_scale: float = 1.0) -> None:
+    def __init__(self, *, seed: int, scale: float = 1.0) -> None:
         self._random = Random(f"{seed} story")
         self._users = max(1, round(self.USERS * scale))
         self._callers = max(1, round(self.CALLERS * scale))
         self._left = max(1, round(self.BATCH_CALLS * scale))
-        self._time_scale = time_scale
 
     def arrivals(self) -> Iterator[Asked]:
         users = sorted((self._think_us(), user) for user in range(self._users))
-        batch = [call for _ in range(self._callers) for call in self._batch(round(self.BATCH_AT_S * SECOND / self._time_scale))]
+        batch = [call for _ in range(self._callers) for call in self._batch(round(self.BATCH_AT_S * SECOND))]
         first = [self._question(f"user-{user}", at) for at, user in users]
         return iter(sorted(chain(first, batch), key=lambda asked: asked.at_us))
 
@@ -131,7 +130,7 @@ class Story:
         return (self._question(asked.tenant, now + self._think_us()),)
 
     def _think_us(self) -> int:
-        return round(self._random.expovariate(1 / self.THINK_S) * SECOND / self._time_scale)
+        return round(self._random.expovariate(1 / self.THINK_S) * SECOND)
 
     def _question(self, tenant: str, at_us: int) -> Asked:
         """570 tokens reserved on average: the simple ones are short."""
