@@ -126,4 +126,4 @@ def _value(name: str, text: str) -> Value:
 
 def _nearest(text: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(text, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    return f" (did you mean {near[0]!r}?)" if near else ""
