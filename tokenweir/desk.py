@@ -16,12 +16,11 @@ import math
 import random
 import secrets
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
 
+from tokenweir.callers import NOBODY, Caller, Line
 from tokenweir.connection import CALL_TIMEOUT_S
-from tokenweir.errors import LimitReached, RequestError, StoreUnavailable, TokenweirError
+from tokenweir.errors import LimitReached, StoreUnavailable, TokenweirError
 from tokenweir.shared_limits import SharedLimits
 
 # How a call ended: lua/budget_reserve.lua.
@@ -30,35 +29,11 @@ UNKNOWN, USED, NEVER_MADE, REFUSED = range(4)
 _MOST_CALLERS, _MOST_ENDINGS = 256, 500
 # Behind one that didn't fit a moment ago few will.
 _CALLERS_AFTER_A_REFUSAL = 16
-_NOBODY: Final = 3  # below all ranks
 # Limits may be raised and pauses ended by others, and nobody tells us.
-_LOOK_AGAIN_S = 5.0
+_LOOK_AGAIN_S = 1.0
 # Who doesn't want to wait needs an answer all the same; and nobody is kept for longer than this without Redis.
 _ROUND_TRIP_S, _LONGEST_OUTAGE_S = 1.0, 3 * CALL_TIMEOUT_S
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.05, 2.0
-
-
-class Caller:
-    """One caller that waits. `granted` becomes true, or an error."""
-
-    __slots__ = ("asked_at", "charged_at", "deadline", "granted", "number", "output", "place", "prompt", "rank")
-
-    def __init__(
-        self, *, number: int, rank: int, prompt: int, output: int, deadline: float, granted: asyncio.Future[bool]
-    ):
-        self.number = number
-        self.rank = rank
-        self.prompt = prompt
-        self.output = output
-        self.deadline = deadline  # monotonic; after it a refusal is final
-        self.granted = granted
-        self.asked_at = 0.0  # monotonic, of the first time: the charge is younger
-        self.place = -1  # of the deployment that was charged
-        self.charged_at = ""  # on Redis's clock
-
-    @property
-    def waits(self) -> bool:
-        return not self.granted.done()
 
 
 class Desk:
@@ -69,7 +44,7 @@ class Desk:
         self._loop = asyncio.get_running_loop()
         self._name = f"limiter:{secrets.token_hex(8)}"
         self._numbers = 0
-        self._waiting: tuple[deque[Caller], ...] = (deque(), deque(), deque())  # by rank
+        self._line = Line()
         self._endings: list[str] = []
         self._closing = False
         self._sleeper: asyncio.Future[None] | None = None
@@ -77,7 +52,8 @@ class Desk:
         self._questions = 0
         self._asked: list[Caller] = []  # those of the question that is on its way
         self._asked_at = 0.0
-        self._blocked = _NOBODY  # from this rank on all wait for `_free_at`
+        self._head: Caller | None = None  # it didn't fit
+        self._blocked = NOBODY  # from this rank on all wait behind it, until `_free_at`
         self._free_at = 0.0
         self._free_timer: asyncio.TimerHandle | None = None
         self._soonest = math.inf  # no deadline is earlier
@@ -103,31 +79,30 @@ class Desk:
             deadline=deadline,
             granted=self._loop.create_future(),
         )
-        if deadline < self._soonest:
-            self._soonest = deadline
-        if first:
-            self._waiting[rank].appendleft(caller)
-        else:
-            self._waiting[rank].append(caller)
         if rank < self._blocked:
             self._wake()
+        elif deadline <= time.monotonic():
+            caller.granted.set_exception(self._no_room())
+            return caller
         else:
             self._watch_deadlines(deadline)
+        self._soonest = min(self._soonest, deadline)
+        self._line.add(caller, first=first)
         return caller
 
     def leave(self, caller: Caller) -> None:
         """Give back what `caller` was charged. If it is being asked for, that is done when the answer comes."""
         self.end(caller, NEVER_MADE)
         caller.granted.cancel()
+        if caller is self._head:
+            self._look()
 
     def end(self, caller: Caller, how: int, first: int = 0, second: int = 0) -> None:
         """Have it written how the call of `caller` ended, if it was granted and hasn't ended yet."""
-        if caller.place < 0:
-            return
-        reserved = f"{caller.number} {caller.place + 1} {caller.charged_at} {caller.prompt} {caller.output}"
-        caller.place = -1
-        self._endings.append(f"{reserved} {how} {first} {second}")
-        self._wake()
+        if caller.place >= 0:
+            self._endings.append(caller.ending(how, first, second))
+            caller.place = -1
+            self._wake()
 
     async def aclose(self, *, within_s: float) -> None:
         """Send away who still waits, and write the endings if Redis takes them within that time."""
@@ -161,22 +136,15 @@ class Desk:
                 await self._sleeper
 
     def _next_callers(self) -> list[Caller]:
-        """Whom to ask for now, in order; nobody while the first of all must wait and nothing was given back."""
-        most = _MOST_CALLERS if self._blocked == _NOBODY else _CALLERS_AFTER_A_REFUSAL
-        callers: list[Caller] = []
-        for rank, queue in enumerate(self._waiting):
-            if rank >= self._blocked and not callers and not self._endings:
-                break
-            while queue and len(callers) < most:
-                caller = queue.popleft()
-                if caller.waits:
-                    callers.append(caller)
-        return callers
+        """Whom to ask for now; nobody while the first of all must wait and nothing was given back."""
+        if self._blocked == NOBODY:
+            return self._line.take(_MOST_CALLERS, above=NOBODY)
+        return self._line.take(_CALLERS_AFTER_A_REFUSAL, above=NOBODY if self._endings else self._blocked)
 
     async def _turn(self, callers: list[Caller]) -> None:
         """One question and its answer, however long that takes."""
         endings, self._endings = self._endings[:_MOST_ENDINGS], self._endings[_MOST_ENDINGS:]
-        wanted = " ".join([f"{each.number} {each.rank} {each.prompt} {each.output}" for each in callers])
+        wanted = " ".join([caller.question() for caller in callers])
         self._questions += 1
         args = (self._questions, f"{self._name}:", " ".join(endings), wanted)
         began = time.monotonic()
@@ -199,34 +167,35 @@ class Desk:
             self._hand_out(callers, times, answers)
 
     def _hand_out(self, callers: Sequence[Caller], times: Sequence[str], answers: Sequence[int]) -> None:
-        """Tell the answers; who got none waits on at the old place."""
+        """Tell the answers; who got none waits on at the old place, if there is time."""
         refused = answers[-1] < 0
-        granted = len(answers) - refused
-        for caller, place in zip(callers, answers[:granted], strict=False):
-            if place:
+        for caller, place in zip(callers, answers, strict=False):
+            if place > 0:
                 caller.place, caller.charged_at = place - 1, times[place - 1]
                 if caller.waits:
                     caller.granted.set_result(True)
                 else:
                     self.end(caller, NEVER_MADE)  # it left meanwhile
-            elif caller.waits:
-                caller.granted.set_exception(_too_large(caller))
-        for caller in reversed(callers[granted:]):
-            if caller.waits:
-                self._waiting[caller.rank].appendleft(caller)
-        if refused:
-            self._block(callers[granted].rank, -answers[-1] / 1e6)
-        else:
-            self._unblock()
-
-    def _block(self, rank: int, wait_s: float) -> None:
+            elif place == 0 and caller.waits:
+                caller.granted.set_exception(caller.too_large())
         self._unblock()
-        self._blocked, self._free_at = rank, time.monotonic() + wait_s
+        if refused:
+            left = callers[len(answers) - 1 :]
+            self._block(left[0], -answers[-1] / 1e6)
+            now = time.monotonic()
+            for caller in left:
+                if caller.waits and caller.deadline <= now:
+                    caller.granted.set_exception(self._no_room())
+            self._line.put_back([caller for caller in left if caller.waits])
+
+    def _block(self, head: Caller, wait_s: float) -> None:
+        """`head` must wait, and all behind it."""
+        self._head, self._blocked, self._free_at = head, head.rank, time.monotonic() + wait_s
         self._free_timer = self._loop.call_later(min(wait_s, _LOOK_AGAIN_S), self._look)
         self._watch_deadlines(self._soonest)
 
     def _unblock(self) -> None:
-        self._blocked = _NOBODY
+        self._head, self._blocked = None, NOBODY
         if self._free_timer:
             self._free_timer.cancel()
             self._free_timer = None
@@ -248,12 +217,13 @@ class Desk:
 
     def _refuse_all(self, error: BaseException) -> None:
         self._closing = True
-        for caller in self._everybody():
-            if caller.waits:
-                caller.granted.set_exception(error)
+        for caller, _ in self._everybody():
+            caller.granted.set_exception(error)
 
-    def _everybody(self) -> Iterable[Caller]:
-        return [*self._asked, *(caller for queue in self._waiting for caller in queue)]
+    def _everybody(self) -> Iterator[tuple[Caller, bool]]:
+        """All that wait, and whether they are being asked for."""
+        yield from ((caller, True) for caller in self._asked if caller.waits)
+        yield from ((caller, False) for caller in self._line if caller.waits)
 
     # Deadlines: one timer for all
 
@@ -269,27 +239,24 @@ class Desk:
         """Answer those whose time is over, and come back for the next one."""
         self._deadline_timer, self._deadlines_at, self._soonest = None, math.inf, math.inf
         now, next_look = time.monotonic(), math.inf
-        for caller in self._everybody():
-            if caller.waits:
-                due, error = self._due(caller, now)
-                if due <= now:
-                    caller.granted.set_exception(error)
-                else:
-                    self._soonest, next_look = min(self._soonest, caller.deadline), min(next_look, due)
+        for caller, asked in self._everybody():
+            due, error = self._due(caller, now, asked=asked)
+            if due <= now:
+                caller.granted.set_exception(error)
+            else:
+                self._soonest, next_look = min(self._soonest, caller.deadline), min(next_look, due)
         self._watch_deadlines(next_look)
 
-    def _due(self, caller: Caller, now: float) -> tuple[float, TokenweirError]:
+    def _due(self, caller: Caller, now: float, *, asked: bool) -> tuple[float, TokenweirError]:
         """Until when `caller` waits as things are, and what it is told then."""
         since = self._outage_since if self._outage else self._asked_at
         if self._outage or (self._asked and now - since >= _ROUND_TRIP_S):
             until = min(max(caller.deadline, since + _ROUND_TRIP_S), since + _LONGEST_OUTAGE_S)
             return until, self._outage or StoreUnavailable(f"no reply from Redis within {now - since:.1f} s")
-        if caller.rank >= self._blocked and not self._asked:
-            wait_s = max(0.001, self._free_at - now)
-            return caller.deadline, LimitReached(f"no room for another {wait_s:.3g} s", retry_after_s=wait_s)
-        return now + _ROUND_TRIP_S, StoreUnavailable("")  # its answer is on the way
+        if asked or caller.rank < self._blocked:
+            return now + _ROUND_TRIP_S, StoreUnavailable("")  # its answer is on the way
+        return caller.deadline, self._no_room()
 
-
-def _too_large(caller: Caller) -> RequestError:
-    tokens = caller.prompt + caller.output
-    return RequestError(f"{tokens} tokens are more than any deployment may ever grant", code="too_large_for_limit")
+    def _no_room(self) -> LimitReached:
+        wait_s = max(0.001, self._free_at - time.monotonic())
+        return LimitReached(f"no room for another {wait_s:.3g} s", retry_after_s=wait_s)
