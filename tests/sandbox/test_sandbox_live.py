@@ -150,8 +150,8 @@ async def test_calls_in_flight_belong_to_the_limits_that_admitted_them(opened: O
 async def test_another_program_can_come_and_go(opened: Open) -> None:
     """Foreign load is counted apart, takes from the same budget, and stops when told."""
     bench = await opened(rpm=1_000_000, tpm=1_000_000, window_s=1, enforcement="sliding")
-    await bench.change(foreign_share=0.5, foreign_tokens=10)
-    await bench.until(lambda book, _calls: book.premium.foreign.admitted > 100)
+    await bench.change(foreign_share=0.5, foreign_tokens=1000)
+    await bench.until(lambda book, _calls: book.premium.foreign.admitted > 10)
     await bench.change(foreign_share=0)
 
     before = (await bench.book()).premium
