@@ -42,7 +42,7 @@ _share.__name__, _positive.__name__ = "share between 0 and 1", "positive number"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """All options of `plan`."""
     traffic = parser.add_argument_group("traffic")
-    traffic.add_argument("--profile", choices=PROFILES, help="default: constant, work without end")
+    traffic.add_argument("--profile", choices=PROFILES, help="default: constant and bursts")
     traffic.add_argument("--traffic", type=Path, metavar="FILE", help="requests as they came, one JSON object a line")
     traffic.add_argument(
         "--largest-share", type=_share, default=0.02, metavar="X", help="requests of up to X of the token limit (0.02)"
@@ -62,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pool = parser.add_argument_group("pool")
     pool.add_argument("--workers", type=int, choices=range(1, 1001), default=12, metavar="N", help="processes (12)")
     pool.add_argument("--edge-slots", type=int, choices=range(1001), metavar="N", help="calls at once at the edge")
+    pool.add_argument("--cold-start", action="store_true", help="begin as after a loss of all state, not rested")
     pool.add_argument("--delays", choices=("mixed", "random", "extremes"), default="mixed", help=argparse.SUPPRESS)
     pool.add_argument("--pool", metavar="NAME", help="default: the first one configured")
     pool.add_argument("--config", metavar="FILE", type=Path, help="default: TOKENWEIR_CONFIG, else tokenweir.toml")
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         runs = planned.play(progress)
     if args.plot is not None:
         args.plot.write_text(draw(runs[0]), "utf-8")
-        remark(f"{args.plot}: mode {runs[0].mode}, {runs[0].results[0].bound or args.profile or 'traffic'}")
+        remark(f"{args.plot}: mode {runs[0].mode}, {runs[0].results[0].load} {runs[0].results[0].bound}")
     if args.json:
         say_json(planned.report(runs))
     else:
@@ -128,7 +129,7 @@ def _tell(name: str, planned: Plan, runs: list[Run]) -> None:
             each.mode,
             each.preset,
             f"{each.send_within_s:g} s",
-            result.bound or "-",
+            f"{result.load} {result.bound}".rstrip(),
             result.rejected,
             f"{result.worst_window_ratio:.1%}",
             "-" if result.used_ratio is None else f"{result.used_ratio:.1%}",
@@ -139,12 +140,12 @@ def _tell(name: str, planned: Plan, runs: list[Run]) -> None:
         for result in each.results
     ]
     classes = [f"{rank} p50/95/99" for rank in planned.classes(runs)]
-    names = ("mode", "preset", "sent within", "bound by", "rejected", "worst window", "used", "edge", *classes)
+    names = ("mode", "preset", "sent within", "load", "rejected", "worst window", "used", "edge", *classes)
     say_table(names, rows, numbers=("rejected", "worst window", "used", "edge"), whole=names)
     say()
     for each in runs:
         for result in each.results:
-            where = f"{each.mode} {result.bound}".rstrip()
+            where = f"{each.mode}, {result.load} {result.bound}".rstrip()
             for alarm, (often, first_s) in result.alarms.items():
                 say(f"{where}: {alarm.replace('_', ' ')}: {often:,} times, first after {seconds(first_s)}")
             for reason, count in result.refused.items():

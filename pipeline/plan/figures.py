@@ -102,7 +102,8 @@ class Tally:
         if count == 0 and self._empty_since is None:
             self._empty_since = now
         elif count > 0 and self._empty_since is not None:
-            self._mark(self._empty_since, now)
+            if now > self._empty_since:  # else others came in the same moment
+                self._mark(self._empty_since, now)
             self._empty_since = None
 
     def close(self, now: int) -> None:

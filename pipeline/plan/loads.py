@@ -28,9 +28,9 @@ class Load(NamedTuple):
 
 
 def loads(
-    profile: Profile, allowed: Sequence[Allowed], *, largest_share: float, seed: int, file: Trace | None = None
+    profile: Profile | None, allowed: Sequence[Allowed], *, largest_share: float, seed: int, file: Trace | None = None
 ) -> list[Load]:
-    """What is to be played; `constant` is one load for each limit that can be the tightest."""
+    """What is to be played: without a profile, endless work and bursts, each bound by every limit in turn."""
     limits = _least(allowed)
     window_s = allowed[0].window_s
     if file is not None:
@@ -39,14 +39,19 @@ def loads(
         scale = limits.get("tpm", _STORY_TOKENS) / _STORY_TOKENS
         return [Load("story", "", lambda: Story(seed=seed, scale=scale))]
     names = [name for name in WINDOW_LIMITS if name in limits]
-    if profile == "constant":
-        return [Load("constant", name, _constant(_sizes(limits, name, largest_share), seed)) for name in names]
-    sizes = _sizes(limits, names[-1] if names else "", largest_share)
-    return [Load("bursts", "", lambda: Bursts(sizes, per_s=_calls(limits, sizes) / window_s, seed=seed))]
+    sizes = {name: _sizes(limits, name, largest_share) for name in names}
+    constant = [Load("constant", name, _constant(sizes[name], seed)) for name in names]
+    bursts = [Load("bursts", name, _bursts(limits, sizes[name], window_s, seed)) for name in names]
+    return bursts if profile == "bursts" else constant if profile == "constant" else constant + bursts
 
 
 def _constant(sizes: Sizes, seed: int) -> Callable[[], Traffic]:
     return lambda: Constant(sizes, seed=seed)
+
+
+def _bursts(limits: dict[str, int], sizes: Sizes, window_s: float, seed: int) -> Callable[[], Traffic]:
+    calls = _calls(limits, sizes)
+    return lambda: Bursts(sizes, calls_per_window=calls, window_s=window_s, seed=seed)
 
 
 def _least(allowed: Sequence[Allowed]) -> dict[str, int]:

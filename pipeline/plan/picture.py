@@ -100,7 +100,7 @@ def _level(levels: Sequence[float], length: int) -> list[str]:
         *(_line("axis", y) for y in (top, zero)),
         _label(top, "100 %"),
         _label(zero, "0 %"),
-        *([_label(top + height, f"{lowest:.0%}")] if lowest < -0.1 else []),
+        *([_label(top + height, f"{lowest:.0%}".replace("%", " %"))] if lowest < -0.1 else []),
     ]
 
 

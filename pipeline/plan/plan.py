@@ -70,7 +70,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             ", ".join(f"{name} {limit:,}" for name, limit in each.limits.items())
             for each in next(iter(self.cases.values())).allowed
         )
-        load = next(iter(self.loads.values()))[0].name
+        load = " and ".join(dict.fromkeys(each.name for each in next(iter(self.loads.values()))))
         more = f", {self.length.requests:,} requests" if self.length else ""
         return f"{limits}; {load}{more}, {self.length_s / 60:.1f} min of virtual time"
 
@@ -131,10 +131,9 @@ def plan(pool: Pool, args: Namespace) -> Plan:
             refunds=args.refund,
             stops_refunding_s=args.stops_refunding_at or math.inf,
             attempts=pool.max_attempts,
+            cold=args.cold_start,
         )
-        played[mode] = loads(
-            args.profile or "constant", allowed, largest_share=args.largest_share, seed=args.seed, file=trace
-        )
+        played[mode] = loads(args.profile, allowed, largest_share=args.largest_share, seed=args.seed, file=trace)
     options = {
         "seed": args.seed,
         "minutes": length_s / 60,
@@ -192,10 +191,12 @@ def _report(run: Run) -> dict[str, Any]:
         "send_within_s": run.send_within_s,
         "broken": run.broken,
     }
-    report["bound_by"] = {result.bound or "nothing": _plain(result) for result in run.results}
-    if len(run.results) == 1:
-        only = run.results[0]
-        report |= {"edge_share": only.edge_share, "waits": msgspec.to_builtins(only.waits)}
+    for name, group in (("bound_by", "constant"), ("bursts", "bursts")):
+        results = {result.bound: _plain(result) for result in run.results if result.load == group}
+        if results:
+            report[name] = results
+    if run.results[0].load not in ("constant", "bursts"):
+        report |= _plain(run.results[0])
     return report
 
 
@@ -203,5 +204,5 @@ def _plain(result: Result) -> dict[str, Any]:
     return {
         name: msgspec.to_builtins(getattr(result, name))
         for name in result.__struct_fields__
-        if name not in ("seconds", "bound")
+        if name not in ("seconds", "load")
     }

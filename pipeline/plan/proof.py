@@ -29,6 +29,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         length_s: None = until the traffic has ended and nothing waits.
         foreign_share: of the limits, taken by other programs on the key.
+        cold: begin without any state, as after its loss, instead of well rested.
         refunds, stops_refunding_s: whether the provider gives unused tokens back, and when it ends that.
     """
 
@@ -41,6 +42,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     refunds: bool = False
     stops_refunding_s: float = math.inf
     attempts: int = 3
+    cold: bool = False
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +59,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         alarms: raised by the provider's headers: how often, and when first, in seconds.
     """
 
+    load: str
     bound: str
     rejected: int
     given_up: int
@@ -103,6 +106,8 @@ def play(case: Case, mode: Mode, load: Load, *, progress: Progress, watch: bool 
     tally = Tally(round(setup.window_s * SECOND))
     tally.seconds = Seconds() if watch else None
     simulation = Simulation(setup, load.make(), providers, tally)
+    if not case.cold:
+        simulation.rest()
     until_us = None if case.length_s is None else round(case.length_s * SECOND)
     end_us = simulation.run(until_us, lambda now: progress(now / SECOND))
     windows = [window for window in range(1, int(end_us / SECOND // setup.window_s)) if window not in tally.idle]
@@ -112,7 +117,9 @@ def play(case: Case, mode: Mode, load: Load, *, progress: Progress, watch: bool 
 
 def worst(results: Sequence[Result]) -> tuple[int, float | None, float]:
     """Most rejected, least used and fullest window of several runs."""
-    used = [result.used_ratio for result in results if result.used_ratio is not None]
+    # How much is used says something only of work without end.
+    saturating = [result for result in results if result.load != "bursts"] or results
+    used = [result.used_ratio for result in saturating if result.used_ratio is not None]
     return (
         max(result.rejected for result in results),
         min(used, default=None),
@@ -141,6 +148,7 @@ def _result(load: Load, providers: Sequence[Provider], tally: Tally, windows: Se
     served = edge + sum(routes["premium"] for routes in tally.routes)
     heard = [rank for rank in range(len(CLASSES)) if tally.waits[rank].count]
     return Result(
+        load=load.name,
         bound=binding,
         rejected=sum(provider.rejected for provider in providers),
         given_up=tally.given_up,

@@ -100,6 +100,12 @@ class Simulation:
         self.tally.close(end)
         return end
 
+    def rest(self) -> None:
+        """Let the budgets be open for as long as they need to be full, before anything comes."""
+        longest_s = max(term.allowed.window_s + 2 * term.allowed.late_s for term in self._setup.terms)
+        for index in range(len(self._providers)):
+            self.budgets.look(index, EPOCH_US - 3 * round(longest_s * SECOND))
+
     def clock(self) -> int:
         """Now as the arithmetic sees it."""
         return EPOCH_US + self._now

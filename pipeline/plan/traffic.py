@@ -76,20 +76,23 @@ class Constant:
 
 
 class Bursts:
-    """Callers that come all at once and then stay away: twice what is allowed for a while, then nothing."""
+    """Callers that come all at once, with a fifth to one and a half windows' work, and then stay away for a while.
 
-    def __init__(self, sizes: Sizes, *, per_s: float, seed: int) -> None:
-        self._sizes, self._gap_us = sizes, SECOND / per_s / 2
+    Two thirds of what is allowed on average: every burst finds the budget rested, which is when a gate can grant most
+    in the shortest time.
+    """
+
+    def __init__(self, sizes: Sizes, *, calls_per_window: float, window_s: float, seed: int) -> None:
+        self._sizes, self._calls, self._window_us = sizes, calls_per_window, window_s * SECOND
         self._random = Random(f"{seed} bursts")
 
     def arrivals(self) -> Iterator[Asked]:
         random, at = self._random, 0.0
         while True:
-            till = at + random.uniform(5, 60) * SECOND
-            while at < till:
-                yield self._sizes.draw(random, round(at), tenant=f"caller-{random.randrange(12)}")
-                at += random.expovariate(1 / self._gap_us)
-            at += random.uniform(10, 90) * SECOND
+            calls = max(1, round(self._calls * random.uniform(0.2, 1.5)))
+            for offset in sorted(random.uniform(0, SECOND) for _ in range(calls)):
+                yield self._sizes.draw(random, round(at + offset), tenant=f"caller-{random.randrange(12)}")
+            at += SECOND + self._window_us * random.uniform(0.3, 2.2)
 
     def granted(self, asked: Asked, now: int) -> Sequence[Asked]:
         return ()
