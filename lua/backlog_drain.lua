@@ -93,7 +93,7 @@ local function serve_premium(found)
     if head.meta.rank <= lowest then
       local deployment, wait, nearest = choose(cost, rank, head.meta.score)
       if deployment then
-        head.kind, head.deployment = 'premium', deployment
+        head.kind, head.deployment, head.cost = 'premium', deployment, cost
         return head, 0
       end
       if i == 1 and nearest then reserve(head, nearest, wait) end
@@ -122,7 +122,7 @@ local function serve()
     if not move then return end
     if move.kind == 'premium' then
       free.premium = free.premium - 1
-      move.grant = grant(move.deployment, move.id, move.meta.attempt, move.meta.prompt, move.meta.output)
+      move.grant = grant(move.deployment, move.id, move.meta.attempt, move.meta.prompt, move.meta.output, move.cost)
       if reserved and reserved.id == move.id then
         reserved = nil
         redis.call('HDEL', K.limits, '@head')
@@ -141,6 +141,7 @@ for _, move in ipairs(moves) do move.body = backlog.take(move.id, move.meta) end
 serve()
 expire_grants()
 save_budgets()
+save_grants()
 
 local premium, edge = 0, 0
 for _, move in ipairs(moves) do
@@ -188,7 +189,9 @@ else
     backlog.notice('timer')
   end
 end
+local over = {}
 for i = 4, #ARGV do
-  if ARGV[i] ~= keep then settled(K.deferred, 'deferred', ARGV[i]) end
+  if ARGV[i] ~= keep then over[#over + 1] = ARGV[i] end
 end
+settled(K.deferred, 'deferred', over)
 return {premium, edge, back, keep ~= '' and math.max(0, math.ceil(look - now)) or -1, keep}

@@ -52,7 +52,7 @@ end
 local function charge(id, deployment, prompt, output)
   local state = deployment.state
   if limited then
-    grant(deployment, id, 1, prompt, output)
+    grant(deployment, id, 1, prompt, output, budget.cost(prompt, output))
   else
     budget.charge(state, budget.cost(prompt, output))
     -- Who could die without a record isn't counted.
@@ -98,6 +98,7 @@ for call, rank, prompt, output in string.gmatch(wanted, '(%d+) ([012]) (%d+) (%d
 end
 if limited then expire_grants() end
 save_budgets()
+save_grants()
 said = table.concat(answers, ' ')
 redis.call('SET', K.limiter, ARGV[1] .. ' ' .. said, 'EX', ANSWER_KEPT_S)
 -- The backlog may have waited for it.

@@ -14,22 +14,21 @@
 -- include backlog
 -- include row
 
-local consumer, returned = ARGV[1], {}
+local consumer, ids, over, again = ARGV[1], {}, {}, {}
+for at = 2, #ARGV, ROW_WIDTH do ids[#ids + 1] = ARGV[at] end
+local ours = pending(K.premium, 'premium', ids, consumer)
 for at = 2, #ARGV, ROW_WIDTH do
   local row = read_row(at)
-  if owned(K.premium, 'premium', row.entry, consumer) then
+  if ours[row.entry] then
     local held = granted(row.id, row.attempt)
     if held then undo(held) end
-    returned[#returned + 1] = row
+    over[#over + 1] = row.entry
+    if not terminal(row.id, row.replay) then again[#again + 1] = row end
   end
 end
 save_budgets()
-for _, row in ipairs(returned) do
-  if not terminal(row.id, row.replay) then
-    backlog.put(row.id, row, row.body, 0)
-    status_set(row.id, 'state', 'deferred', 'stage', 'deferred')
-  end
-  settled(K.premium, 'premium', row.entry)
-end
-if #returned > 0 then backlog.notice('given_back') end
-return #returned
+backlog.put(again)
+for _, row in ipairs(again) do status_set(row.id, 'state', 'deferred', 'stage', 'deferred') end
+settled(K.premium, 'premium', over)
+if #over > 0 then backlog.notice('given_back') end
+return #over

@@ -18,43 +18,45 @@
 -- include backlog
 -- include row
 
-local consumer, replies, returned = ARGV[1], {}, {}
+local consumer, rows, ids, members = ARGV[1], {}, {}, {}
+for at = 2, #ARGV, ROW_WIDTH do
+  local row = read_row(at)
+  rows[#rows + 1], ids[#ids + 1], members[#members + 1] = row, row.entry, row.id .. '#' .. row.attempt
+end
+local ours, grants = pending(K.premium, 'premium', ids, consumer), granted_to(members)
+local replies, returned, over, started = {}, {}, {}, {}
 
 -- Undo the charge of a grant that was never started; one that was may have been called for.
 local function give_back(held)
   if held and held.started then forget(held) elseif held then undo(held) end
 end
 
-local function start(row)
-  if not owned(K.premium, 'premium', row.entry, consumer) then return 'gone' end
-  local held = granted(row.id, row.attempt)
+local function start(row, held)
+  if not ours[row.entry] then return 'gone' end
+  ours[row.entry] = nil
   if terminal(row.id, row.replay) then
     give_back(held)
-    settled(K.premium, 'premium', row.entry)
+    over[#over + 1] = row.entry
     return 'gone'
   end
   local late = row.deadline_ms > 0 and row.deadline_ms * 1000 <= now
   if held and held.deployment and not held.started and not late and now - held.at <= held.deployment.term.start_within_us then
-    redis.call('HSET', K.grants, held.member,
-      string.format('%s %.0f %d %d 1', held.number, held.at, held.prompt, held.output))
+    started[#started + 1] = held.member
+    started[#started + 1] = string.format('%s %.0f %d %d 1', held.number, held.at, held.prompt, held.output)
     status_set(row.id, 'state', 'calling')
     return 'started'
   end
   give_back(held)
-  returned[#returned + 1] = row
+  returned[#returned + 1], over[#over + 1] = row, row.entry
   return 'given_back'
 end
 
-for at = 2, #ARGV, ROW_WIDTH do
-  local row = read_row(at)
-  replies[#replies + 1] = {start(row), math.floor(now / 1000)}
-end
+for i, row in ipairs(rows) do replies[i] = {start(row, grants[i]), math.floor(now / 1000)} end
 save_budgets()
-for _, row in ipairs(returned) do
-  backlog.put(row.id, row, row.body, 0)
-  status_set(row.id, 'state', 'deferred', 'stage', 'deferred')
-  settled(K.premium, 'premium', row.entry)
-end
+if #started > 0 then redis.call('HSET', K.grants, unpack(started)) end
+backlog.put(returned)
+for _, row in ipairs(returned) do status_set(row.id, 'state', 'deferred', 'stage', 'deferred') end
+settled(K.premium, 'premium', over)
 if #returned > 0 then backlog.notice('given_back') end
 local seen = {}
 for _, deployment in ipairs(deployments) do

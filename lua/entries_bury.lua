@@ -18,7 +18,7 @@ while at <= #ARGV do
   local entry, deliveries, reason, message, at_ms = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
   local result
   result, at = read_result(at + 5)
-  if pending(K.source, group, entry) then
+  if pending(K.source, group, {entry})[entry] then
     local letter = {
       'stream', stream, 'entry', entry, 'id', result.id, 'deliveries', deliveries,
       'reason', reason, 'message', message, 'at_ms', at_ms,
@@ -33,10 +33,10 @@ while at <= #ARGV do
     local carried, ours_is = status_get(result.id, 'entry'), carrier(K.source, entry)
     local stranger = group == 'classify' and carried and carried ~= ours_is
     if not stranger and not terminal(result.id, result.replay) then
-      write_result(result, kept, ttl_s)
-      status_set(result.id, 'entry', ours_is, 'dead', '1')
+      write_result(result, kept, ttl_s, status_get(result.id, 'inbox'), ours_is)
+      status_set(result.id, 'dead', '1')
     end
-    settled(K.source, group, entry)
+    settled(K.source, group, {entry})
     replies[#replies + 1] = 1
   else
     replies[#replies + 1] = 0

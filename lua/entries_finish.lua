@@ -15,40 +15,47 @@
 -- include result
 
 local group, kept, ttl_s = ARGV[1], ARGV[2], ARGV[3]
-local replies, rows = {}, {}
-
--- What becomes of the difference between reserved and used. Unknown use: the reservation stands.
-local function settle(id, attempt, prompt, output)
-  local held = granted(id, attempt)
-  if not held then return end
-  forget(held)
-  if not held.deployment then return end
-  local used = prompt >= 0 and budget.cost(prompt, output) or nil
-  budget.settle(held.deployment.state, budget.cost(held.prompt, held.output), used, held.at)
-end
-
+local replies, rows, ids, members = {}, {}, {}, {}
 local at = 4
 while at <= #ARGV do
   local row = {entry = ARGV[at], attempt = ARGV[at + 1], prompt = tonumber(ARGV[at + 2]), output = tonumber(ARGV[at + 3])}
   row.result, at = read_result(at + 4)
-  -- Grants are of premium calls. A stranger's broken entry that names a request in flight must not touch its grant.
-  if group == 'premium' then settle(row.result.id, row.attempt, row.prompt, row.output) end
-  rows[#rows + 1] = row
+  rows[#rows + 1], ids[#ids + 1], members[#members + 1] = row, row.entry, row.result.id .. '#' .. row.attempt
 end
-save_budgets()
+
+-- What becomes of the difference between reserved and used. Unknown use: the reservation stands.
+local function settle(row, held)
+  if not held.deployment then return end
+  local used = row.prompt >= 0 and budget.cost(row.prompt, row.output) or nil
+  budget.settle(held.deployment.state, budget.cost(held.prompt, held.output), used, held.at)
+end
+
+-- Grants are of premium calls. A stranger's broken entry that names a request in flight must not touch its grant.
+if group == 'premium' then
+  local grants, over = granted_to(members), {}
+  for i, row in ipairs(rows) do
+    local held = grants[i]
+    if held and not over[held.member] then
+      settle(row, held)
+      over[held.member], over[#over + 1] = true, held
+    end
+  end
+  forget_all(over)
+  save_budgets()
+end
 
 for i, row in ipairs(rows) do
-  local carried, ours_is = status_get(row.result.id, 'entry'), carrier(K.source, row.entry)
+  local carried, mark, inboxes = status_read(row.result.id, 'entry', 'terminal', 'inbox')
+  local ours_is = carrier(K.source, row.entry)
   local ours = not (group == 'classify' and carried and carried ~= ours_is)
-  if ours and not terminal(row.result.id, row.result.replay) then
-    write_result(row.result, kept, ttl_s)
-    if group == 'classify' then status_set(row.result.id, 'entry', ours_is) end
+  if ours and not (mark and tonumber(mark) >= tonumber(row.result.replay)) then
+    write_result(row.result, kept, ttl_s, inboxes, group == 'classify' and ours_is)
     replies[i] = 1
   else
     replies[i] = 0
   end
-  settled(K.source, group, row.entry)
 end
+settled(K.source, group, ids)
 -- A slot, and perhaps budget, has come free.
 if redis.call('EXISTS', K['backlog:meta']) == 1 then redis.call('XADD', K.deferred, '*', 'why', 'finished') end
 return replies

@@ -11,33 +11,38 @@
 
 local group, replies = ARGV[1], {}
 
--- Whether this entry is the one that carries the id.
-local function claim(id, entry, inbox)
-  local carried, entry = status_get(id, 'entry'), carrier(K.source, entry)
+-- Whether this entry is the one that carries the id; `carried` carries it so far.
+local function claim(id, entry, inbox, carried, waiting, known)
+  entry = carrier(K.source, entry)
   if carried and carried ~= entry then return false end
-  status_set(id, 'entry', entry, 'stage', 'gate', 'state', 'waiting')
-  redis.call('PERSIST', ROOT .. 'status:' .. id)
-  local waiting = status_get(id, 'inbox')
-  if inbox ~= '' and not waiting then status_set(id, 'inbox', inbox) end
+  if inbox ~= '' and not waiting then
+    status_set(id, 'entry', entry, 'stage', 'gate', 'state', 'waiting', 'inbox', inbox)
+  else
+    status_set(id, 'entry', entry, 'stage', 'gate', 'state', 'waiting')
+  end
+  if known then redis.call('PERSIST', ROOT .. 'status:' .. id) end
   return true
 end
 
+local ids, over = {}, {}
+for at = 2, #ARGV, 7 do ids[#ids + 1] = ARGV[at] end
+local waits = pending(K.source, group, ids)
 for at = 2, #ARGV, 7 do
   local entry, id, replay, claims, inbox = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3] == '1', ARGV[at + 4]
   local target = REST[tonumber(ARGV[at + 5])].key
-  local answer = 'moved'
-  if not pending(K.source, group, entry) then
-    answer = 'gone'
-  elseif claims and not claim(id, entry, inbox) then
-    answer = 'repeat'
-    settled(K.source, group, entry)
-  elseif terminal(id, replay) then
-    answer = 'gone'
-    settled(K.source, group, entry)
-  else
-    redis.call('XADD', target, '*', 'request', ARGV[at + 6])
-    settled(K.source, group, entry)
+  local answer = 'gone'
+  if waits[entry] then
+    local carried, mark, waiting = status_read(id, 'entry', 'terminal', 'inbox')
+    if claims and not claim(id, entry, inbox, carried, waiting, carried or mark or waiting) then
+      answer = 'repeat'
+    elseif not (mark and tonumber(mark) >= tonumber(replay)) then
+      redis.call('XADD', target, '*', 'request', ARGV[at + 6])
+      answer = 'moved'
+    end
+    over[#over + 1] = entry
+    waits[entry] = nil
   end
   replies[#replies + 1] = answer
 end
+settled(K.source, group, over)
 return replies

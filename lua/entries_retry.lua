@@ -15,7 +15,9 @@
 -- include backlog
 -- include row
 
-local group, moved, rows = ARGV[1], 0, {}
+local group, rows, ids = ARGV[1], {}, {}
+for at = 2, #ARGV, ROW_WIDTH + 5 do ids[#ids + 1] = ARGV[at + 5] end
+local waits = pending(K.source, group, ids)
 for at = 2, #ARGV, ROW_WIDTH + 5 do
   local row = read_row(at + 5)
   row.held = granted(row.id, row.attempt - 1)
@@ -26,19 +28,22 @@ for at = 2, #ARGV, ROW_WIDTH + 5 do
     budget.pause(state, now + pause, row.held and row.held.at or now, ARGV[at + 3], ARGV[at + 4] == '1')
     state.changed = true
   end
-  if pending(K.source, group, row.entry) then
+  if waits[row.entry] then
+    waits[row.entry] = nil
     rows[#rows + 1] = row
     if row.held then forget(row.held) end
   end
 end
 save_budgets()
+local again, over = {}, {}
 for _, row in ipairs(rows) do
-  if not terminal(row.id, row.replay) then
-    backlog.put(row.id, row, row.body, row.due)
-    status_set(row.id, 'state', 'deferred', 'stage', 'deferred', 'attempt', row.attempt)
-    moved = moved + 1
-  end
-  settled(K.source, group, row.entry)
+  over[#over + 1] = row.entry
+  if not terminal(row.id, row.replay) then again[#again + 1] = row end
 end
-if moved > 0 then backlog.notice('retry') end
-return moved
+backlog.put(again)
+for _, row in ipairs(again) do
+  status_set(row.id, 'state', 'deferred', 'stage', 'deferred', 'attempt', row.attempt)
+end
+settled(K.source, group, over)
+if #again > 0 then backlog.notice('retry') end
+return #again

@@ -23,19 +23,38 @@ function backlog.ready(id, meta)
   redis.call('HINCRBY', K.tenants, tenant_field(meta.tenant, meta.rank), 1)
 end
 
--- Put a request in; `due_us` > 0 keeps it back until then. An id stands in it once: the last one put in.
-function backlog.put(id, meta, body, due_us)
-  local former = backlog.meta(id)
-  if former then backlog.take(id, former) end
-  redis.call('HSET', K['backlog:meta'], id, string.format('%d %d %d %d %d %d %.17g %.0f %s', meta.rank, meta.simple and 1 or 0,
-    meta.prompt, meta.output, meta.attempt, meta.replay, meta.score, meta.deadline_ms, meta.tenant))
-  redis.call('HSET', K['backlog:bodies'], id, body)
-  if meta.deadline_ms > 0 then redis.call('ZADD', K['backlog:deadlines'], string.format('%.0f', meta.deadline_ms), id) end
-  if due_us > 0 then
-    redis.call('ZADD', K['backlog:due'], string.format('%.0f', due_us), id)
-  else
-    backlog.ready(id, meta)
+-- Put requests in; a row's `due` > 0 (us) keeps it back until then. An id stands in it once: the last one put in.
+function backlog.put(rows)
+  local bodies, late, due, indexes, simple, tenants = {}, {}, {}, {}, {}, {}
+  local function add(list, first, second)
+    list[#list + 1] = first
+    list[#list + 1] = second
   end
+  for _, row in ipairs(rows) do
+    local meta = string.format('%d %d %d %d %d %d %.17g %.0f %s', row.rank, row.simple and 1 or 0, row.prompt, row.output,
+      row.attempt, row.replay, row.score, row.deadline_ms, row.tenant)
+    if redis.call('HSETNX', K['backlog:meta'], row.id, meta) == 0 then
+      backlog.take(row.id, backlog.meta(row.id))
+      redis.call('HSET', K['backlog:meta'], row.id, meta)
+    end
+    add(bodies, row.id, row.body)
+    if row.deadline_ms > 0 then add(late, string.format('%.0f', row.deadline_ms), row.id) end
+    if row.due and row.due > 0 then
+      add(due, string.format('%.0f', row.due), row.id)
+    else
+      local score, index, tenant = string.format('%.17g', row.score), backlog.index(row.rank), tenant_field(row.tenant, row.rank)
+      indexes[index] = indexes[index] or {}
+      add(indexes[index], score, row.id)
+      if row.simple then add(simple, score, row.id) end
+      tenants[tenant] = (tenants[tenant] or 0) + 1
+    end
+  end
+  if #bodies > 0 then redis.call('HSET', K['backlog:bodies'], unpack(bodies)) end
+  if #late > 0 then redis.call('ZADD', K['backlog:deadlines'], unpack(late)) end
+  if #due > 0 then redis.call('ZADD', K['backlog:due'], unpack(due)) end
+  if #simple > 0 then redis.call('ZADD', K['backlog:simple'], unpack(simple)) end
+  for index, members in pairs(indexes) do redis.call('ZADD', index, unpack(members)) end
+  for tenant, count in pairs(tenants) do redis.call('HINCRBY', K.tenants, tenant, count) end
 end
 
 function backlog.meta(id)
@@ -65,19 +84,23 @@ function backlog.take(id, meta)
   return body
 end
 
--- Whether the tenant has eligible work of equal or higher rank waiting: newcomers queue behind their own.
-function backlog.queued(tenant, rank)
-  for above = 0, rank do
-    if redis.call('HEXISTS', K.tenants, tenant_field(tenant, above)) == 1 then return true end
+-- The highest rank of which each tenant of `rows` has eligible work waiting: newcomers queue behind their own.
+function backlog.queued(rows)
+  local fields, places, found = {}, {}, {}
+  for _, row in ipairs(rows) do
+    if not places[row.tenant] then
+      places[row.tenant] = #fields + 1
+      for rank = 0, 2 do fields[#fields + 1] = tenant_field(row.tenant, rank) end
+    end
   end
-  return false
-end
-
--- How many would go before `score`, itself included.
-function backlog.position(score)
-  local ahead, bound = 1, '(' .. string.format('%.17g', score)
-  for rank = 0, 2 do ahead = ahead + redis.call('ZCOUNT', backlog.index(rank), '-inf', bound) end
-  return ahead
+  if #fields == 0 then return found end
+  local counts = redis.call('HMGET', K.tenants, unpack(fields))
+  for tenant, place in pairs(places) do
+    for rank = 2, 0, -1 do
+      if counts[place + rank] then found[tenant] = rank end
+    end
+  end
+  return found
 end
 
 -- Tell the drain that something may have become possible. One process takes each notice.

@@ -86,45 +86,69 @@ local function free_slots(edge_queue)
   }
 end
 
--- Charge a grant and record it under (id, attempt); returns its own number.
-local function grant(deployment, id, attempt, prompt, output)
+-- Charge a grant and record it under (id, attempt); returns its own number. `cost` is what budget.cost says.
+local granted_now = {}
+local function grant(deployment, id, attempt, prompt, output, cost)
   local state = deployment.state
-  budget.charge(state, budget.cost(prompt, output))
+  budget.charge(state, cost)
   state.changed = true
   -- The budget's time, which is ahead of `now` when the clock stepped back: the slot that holds the charge.
-  local at = state.now
-  local number = string.format('%s:%.0f:%.0f', deployment.name, state.granted, at)
-  local member = id .. '#' .. attempt
-  redis.call('ZADD', K.reservations, string.format('%.0f', now + RESERVATION_US), member)
-  redis.call('HSET', K.grants, member, string.format('%s %.0f %d %d 0', number, at, prompt, output))
-  -- What a killed worker leaves is forgotten by later calls; where none come, by these.
-  redis.call('EXPIRE', K.grants, KEPT_S)
-  redis.call('EXPIRE', K.reservations, KEPT_S)
+  local number = string.format('%s:%.0f:%.0f', deployment.name, state.granted, state.now)
+  local line = string.format('%s %.0f %d %d 0', number, state.now, prompt, output)
+  granted_now[#granted_now + 1] = {id .. '#' .. attempt, line}
   return number
 end
 
--- The live grant of `member`, which is <id>#<attempt>; or nil.
-local function granted_to(member)
-  local text = redis.call('HGET', K.grants, member)
+-- Record the grants of this call; with `save_budgets`, before the first XADD.
+local function save_grants()
+  if #granted_now == 0 then return end
+  local lines, times, expiry = {}, {}, string.format('%.0f', now + RESERVATION_US)
+  for i, one in ipairs(granted_now) do
+    lines[2 * i - 1], lines[2 * i] = one[1], one[2]
+    times[2 * i - 1], times[2 * i] = expiry, one[1]
+  end
+  redis.call('ZADD', K.reservations, unpack(times))
+  redis.call('HSET', K.grants, unpack(lines))
+  -- What a killed worker leaves is forgotten by later calls; where none come, by these.
+  redis.call('EXPIRE', K.grants, KEPT_S)
+  redis.call('EXPIRE', K.reservations, KEPT_S)
+end
+
+local function read_grant(member, text)
   if not text then return nil end
-  local number, at, prompt, output, started = string.match(text, '^(%S+) (%d+) (%d+) (%d+) (%d)$')
+  local number, name, at, prompt, output, started = string.match(text, '^((%S+):%d+:%d+) (%d+) (%d+) (%d+) (%d)$')
   return {
     member = member, number = number, at = tonumber(at), prompt = tonumber(prompt), output = tonumber(output),
-    started = started == '1', deployment = deployments[string.match(number, '^(.*):%d+:%d+$')],
+    started = started == '1', deployment = deployments[name],
   }
 end
 
-local function granted(id, attempt) return granted_to(id .. '#' .. attempt) end
-
--- Forget a grant: its call is over. The charge stands.
-local function forget(held)
-  redis.call('HDEL', K.grants, held.member)
-  redis.call('ZREM', K.reservations, held.member)
-  if held.deployment then
-    local state = held.deployment.state
-    state.in_flight, state.changed = math.max(0, state.in_flight - 1), true
-  end
+-- The live grants of `members`, each <id>#<attempt>; nil where there is none.
+local function granted_to(members)
+  local found = {}
+  if #members == 0 then return found end
+  for i, text in ipairs(redis.call('HMGET', K.grants, unpack(members))) do found[i] = read_grant(members[i], text) end
+  return found
 end
+
+local function granted(id, attempt) return granted_to({id .. '#' .. attempt})[1] end
+
+-- Forget grants: their calls are over. The charges stand.
+local function forget_all(grants)
+  local members = {}
+  for _, held in ipairs(grants) do
+    members[#members + 1] = held.member
+    if held.deployment then
+      local state = held.deployment.state
+      state.in_flight, state.changed = math.max(0, state.in_flight - 1), true
+    end
+  end
+  if #members == 0 then return end
+  redis.call('HDEL', K.grants, unpack(members))
+  redis.call('ZREM', K.reservations, unpack(members))
+end
+
+local function forget(held) forget_all({held}) end
 
 -- Forget a grant and undo its charge: no call was made for it, and none will be.
 local function undo(held)
@@ -136,8 +160,9 @@ end
 
 -- Forget a few grants that nobody settled; what they reserved stays charged.
 local function expire_grants()
-  for _, member in ipairs(redis.call('ZRANGEBYSCORE', K.reservations, '-inf', string.format('%.0f', now), 'LIMIT', 0, 20)) do
-    local held = granted_to(member)
-    if held then forget(held) else redis.call('ZREM', K.reservations, member) end
-  end
+  local late = redis.call('ZRANGEBYSCORE', K.reservations, '-inf', string.format('%.0f', now), 'LIMIT', 0, 20)
+  if #late == 0 then return end
+  local grants, held = granted_to(late), {}
+  for i = 1, #late do held[#held + 1] = grants[i] or {member = late[i]} end
+  forget_all(held)
 end

@@ -12,12 +12,16 @@ local function read_result(at)
   return result, at + 5 + count
 end
 
--- Write it; the caller has checked that the id isn't terminal yet.
-local function write_result(result, kept, ttl_s)
+-- Write it; the caller has checked that the id isn't terminal yet, and knows who waits (`inboxes`, may be nil).
+-- `carrier`, where given, is the entry that carries the id from now on.
+local function write_result(result, kept, ttl_s, inboxes, carrier)
   local key = ROOT .. 'status:' .. result.id
   redis.call('XADD', K.responses, 'MAXLEN', '~', kept, '*', unpack(result.fields))
-  local inboxes = status_get(result.id, 'inbox')
-  status_set(result.id, 'terminal', result.replay, 'state', 'done', 'result', result.json)
+  if carrier then
+    status_set(result.id, 'terminal', result.replay, 'state', 'done', 'result', result.json, 'entry', carrier)
+  else
+    status_set(result.id, 'terminal', result.replay, 'state', 'done', 'result', result.json)
+  end
   redis.call('EXPIRE', key, ttl_s)
   if result.streamed then
     local reply = ROOT .. 'reply:' .. result.id

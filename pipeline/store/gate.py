@@ -29,7 +29,6 @@ class Verdict(NamedTuple):
 
     decision: str
     deployment: str
-    position: int
 
 
 class Drained(NamedTuple):
@@ -90,7 +89,7 @@ class Gate:
         """Decide for a batch of gate entries, in this order, and hand them over."""
         args = [self._edge_queue, self._max_waiting, *self._rows(rows)]
         reply = await self._grant(_ADMIT, args)
-        return [Verdict(decision.decode(), name.decode(), int(position)) for decision, name, position in reply]
+        return [Verdict(decision.decode(), name.decode()) for decision, name in reply]
 
     async def drain(self, notices: Sequence[str], *, most: int) -> Drained:
         """Serve what fits of the backlog; `notices` are acknowledged but for the one that is kept."""

@@ -157,18 +157,18 @@ class Bench:
         words = ("GROUP", "deferred", consumer, "COUNT", 1000, "STREAMS", self.keys.key("deferred"), ">")
         return [entry.decode() for _, found in await self.redis("XREADGROUP", *words) or [] for entry, _ in found]
 
-    async def admit(self, held: Sequence[Held], *, edge_queue: int = 0, most: int = 1000) -> list[tuple[str, str, int]]:
-        """The gate's verdicts: decision, deployment, position."""
+    async def admit(self, held: Sequence[Held], *, edge_queue: int = 0, most: int = 1000) -> list[tuple[str, str]]:
+        """The gate's verdicts: decision, deployment."""
         args: list[Argument] = [edge_queue, most]
         for item in held:
             args += request_row(item.entry, item.request, window_s=60)
         reply = await self.run("gate_admit", args)
-        return [(decision.decode(), deployment.decode(), position) for decision, deployment, position in reply]
+        return [(decision.decode(), deployment.decode()) for decision, deployment in reply]
 
     async def send(self, *requests: Request, edge_queue: int = 0, most: int = 1000) -> list[str]:
         """Have new requests of one class decided; returns the decisions."""
         verdicts = await self.admit(await self.arrive(*requests), edge_queue=edge_queue, most=most)
-        return [decision for decision, _, _ in verdicts]
+        return [decision for decision, _ in verdicts]
 
     async def fill(self, prompt_tokens: int = 960) -> None:
         """Use up the burst, so that everything after it waits: by default, nothing is left of 1,000 tokens."""

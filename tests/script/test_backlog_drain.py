@@ -148,7 +148,7 @@ async def test_what_is_past_its_deadline_goes_back_for_its_answer(bench: Bench) 
 
     assert (drained.premium, drained.expired, drained.kept) == (0, 1, "")
     (held,) = await bench.take("gate:interactive")
-    assert await bench.admit([held]) == [("expired", "", 0)]
+    assert await bench.admit([held]) == [("expired", "")]
 
 
 async def test_a_deadline_is_not_called_past_before_the_gate_agrees(bench: Bench) -> None:
@@ -209,7 +209,7 @@ async def test_what_limits_no_longer_allow_is_refused(opened: Open) -> None:
 
     assert drained.expired == 1
     (held,) = await bench.take("gate:interactive")
-    assert await bench.admit([held]) == [("too_large", "", 0)]
+    assert await bench.admit([held]) == [("too_large", "")]
     assert await views.waiting(bench) == ["small"]
 
 
@@ -222,7 +222,7 @@ async def test_what_was_answered_meanwhile_is_not_paid_again(bench: Bench) -> No
     await bench.fill(prompt_tokens=860)
     await bench.forward([call], "gate:interactive")
     (held,) = await bench.take("gate:interactive")
-    assert await bench.admit([held._replace(request=again)]) == [("deferred", "", 1)]
+    assert await bench.admit([held._replace(request=again)]) == [("deferred", "")]
     assert await bench.finish(call) == [1]
     await bench.advance(60)
     before = await views.budget(bench)

@@ -19,7 +19,7 @@ async def test_a_request_with_room_goes_to_premium(bench: Bench) -> None:
     """With budget and a free slot a request goes straight to the provider's stream, with its grant."""
     (held,) = await bench.arrive(bench.request("a"))
 
-    assert await bench.admit([held]) == [("premium", "primary", 0)]
+    assert await bench.admit([held]) == [("premium", "primary")]
 
     assert await views.budget(bench) == (1, 100, 1, 100)
     (entry,) = await bench.redis("XRANGE", bench.keys.key("premium"), "-", "+")
@@ -38,8 +38,8 @@ async def test_a_repeat_after_a_lost_reply_changes_nothing(bench: Bench) -> None
 
     again = await bench.admit(held)
 
-    assert {decision for decision, _, _ in first} == {"premium", "deferred"}
-    assert {decision for decision, _, _ in again} == {"gone"}
+    assert {decision for decision, _ in first} == {"premium", "deferred"}
+    assert {decision for decision, _ in again} == {"gone"}
     assert await views.snapshot(bench) == before
 
 
@@ -47,7 +47,7 @@ async def test_one_entry_named_twice_in_a_batch_is_served_once(bench: Bench) -> 
     """A batch that names the same entry twice makes one call of it."""
     (held,) = await bench.arrive(bench.request("a"))
 
-    decisions = [decision for decision, _, _ in await bench.admit([held, held])]
+    decisions = [decision for decision, _ in await bench.admit([held, held])]
 
     assert decisions == ["premium", "gone"]
     assert await views.lengths(bench) == {"premium": 1}
@@ -72,7 +72,7 @@ async def test_the_deployment_with_most_room_is_taken(opened: Open) -> None:
 
     verdicts = await bench.admit(await bench.arrive(*(bench.request(f"r{i}", tenant=f"t{i}") for i in range(30))))
 
-    taken = [deployment for _, deployment, _ in verdicts]
+    taken = [deployment for _, deployment in verdicts]
     assert (taken.count("primary"), taken.count("second"), taken.count("")) == (10, 10, 10)
     assert (await views.budget(bench)).requests == (await views.budget(bench, "second")).requests == 10
 
@@ -86,7 +86,7 @@ async def test_a_paused_deployment_is_passed_over(opened: Open) -> None:
 
     verdicts = await bench.admit(await bench.arrive(bench.request("b", tenant="b"), bench.request("c", tenant="c")))
 
-    assert [deployment for _, deployment, _ in verdicts] == ["second", "second"]
+    assert [deployment for _, deployment in verdicts] == ["second", "second"]
 
 
 async def test_without_slots_simple_work_goes_to_the_edge_and_the_rest_waits(opened: Open) -> None:
@@ -229,7 +229,7 @@ async def test_refused_requests_stay_for_the_caller_to_answer(bench: Bench) -> N
     """A refusal is no loss: the entry stays pending until its typed error has been written."""
     (held,) = await bench.arrive(bench.request("late", deadline_ms=1))
 
-    assert await bench.admit([held]) == await bench.admit([held]) == [("expired", "", 0)]
+    assert await bench.admit([held]) == await bench.admit([held]) == [("expired", "")]
 
     assert await views.pending(bench, "gate:interactive") == 1
     assert await bench.finish(held, status="expired") == [1]
@@ -243,21 +243,10 @@ async def test_an_answered_request_is_not_admitted_again(bench: Bench) -> None:
     (again,) = await bench.arrive(bench.request("a", attempt=2))
     await bench.finish(call)
 
-    assert await bench.admit([again]) == [("gone", "", 0)]
+    assert await bench.admit([again]) == [("gone", "")]
 
     assert await views.lengths(bench) == {}
     assert (await views.budget(bench)).requests == 1
-
-
-async def test_position_tells_how_many_go_before(bench: Bench) -> None:
-    """A waiting request is told its place: higher classes and older requests come first."""
-    await bench.send(bench.request("fill", prompt_tokens=960))
-    batch = await bench.admit(await bench.arrive(bench.request("b", priority="batch", tenant="b")))
-    first = await bench.admit(await bench.arrive(bench.request("i1", tenant="i1")))
-    await bench.advance(1)
-    second = await bench.admit(await bench.arrive(bench.request("i2", tenant="i2", prompt_tokens=200)))
-
-    assert [verdict[0][2] for verdict in (batch, first, second)] == [1, 1, 2]
 
 
 @pytest.mark.leaves_keys("somebody else's key stands in the place of a status")
@@ -283,6 +272,6 @@ async def test_before_limits_are_in_place_nothing_is_decided(bench: Bench) -> No
 
     assert await views.pending(bench, "gate:interactive") == 1
     await bench.seed([PRIMARY])
-    assert await bench.admit(held) == [("deferred", "", 1)]
+    assert await bench.admit(held) == [("deferred", "")]
     await bench.advance(10)
     assert (await bench.drain()).premium == 1

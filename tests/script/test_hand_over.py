@@ -80,7 +80,7 @@ async def test_the_first_finisher_wins_even_if_its_entry_was_taken_over(bench: B
 
     assert (await views.budget(bench)).tokens == 100
     (second,) = await bench.take("gate:interactive")
-    assert await bench.admit([second]) == [("gone", "", 0)]
+    assert await bench.admit([second]) == [("gone", "")]
     assert await views.answers(bench) == {("a", "0"): 1}
     assert await views.lengths(bench) == {}
 

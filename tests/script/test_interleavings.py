@@ -71,7 +71,7 @@ class Crowd:
     async def gate(self) -> None:
         held = await self._some("gate", ("gate:interactive", "gate:standard", "gate:batch"))
         verdicts = await self.bench.admit(held, edge_queue=1, most=20) if held else []
-        for item, (decision, _, _) in zip(held, verdicts, strict=True):
+        for item, (decision, _) in zip(held, verdicts, strict=True):
             if decision in ("too_large", "expired", "queue_full"):
                 await self.bench.finish(item, status="error", code="internal")
 

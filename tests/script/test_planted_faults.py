@@ -164,7 +164,7 @@ async def check_repeats(bench: Bench) -> None:
     held = await bench.arrive(*(bench.request(name, tenant=name) for name in "ab"))
     await bench.admit(held)
     before = await views.snapshot(bench)
-    assert [decision for decision, _, _ in await bench.admit(held)] == ["gone", "gone"]
+    assert [decision for decision, _ in await bench.admit(held)] == ["gone", "gone"]
     assert await views.snapshot(bench) == before
     first, second = await bench.take("premium")
     assert await bench.start([first]) == ["started"]
@@ -175,7 +175,7 @@ async def check_repeats(bench: Bench) -> None:
     assert await bench.finish(first, used=120) == [0]
     assert (await views.budget(bench)).tokens == 120
     (late,) = await bench.arrive(first.request)
-    assert [decision for decision, _, _ in await bench.admit([late])] == ["gone"]
+    assert [decision for decision, _ in await bench.admit([late])] == ["gone"]
 
 
 async def check_order(bench: Bench) -> None:
@@ -229,20 +229,25 @@ SCRIPT_FAULTS = {
     "in flight for ever": ("entries_finish", "state.in_flight - 1", "state.in_flight", check_flights),
     "retries stay in flight": ("entries_retry", "if row.held then forget(row.held) end", "", check_flights),
     "the dead stay in flight": ("gate_admit", "if former then forget(former) end", "", check_flights),
-    "fence of the gate removed": ("gate_admit", "not pending(row.lane, 'gate', row.entry)", "false", check_repeats),
+    "fence of the gate removed": ("gate_admit", "not waits[row.lane][row.entry]", "false", check_repeats),
     "terminal check of the gate removed": ("gate_admit", "terminal(row.id, row.replay)", "false", check_repeats),
-    "tenants not kept in line": ("gate_admit", "not queued_behind_own(row)", "true", check_order),
+    "tenants not kept in line": ("gate_admit", "(queued[row.tenant] or 3) > row.rank", "true", check_order),
     "floors of the gate ignored": (
         "gate_admit",
         "choose(cost, share, row.score)",
         "choose(cost, 0, row.score)",
         check_floors,
     ),
-    "a second result": ("entries_finish", "terminal(row.result.id, row.result.replay)", "false", check_repeats),
-    "settled at every finish": ("entries_finish", "  forget(held)\n", "", check_repeats),
+    "a second result": (
+        "entries_finish",
+        "not (mark and tonumber(mark) >=",
+        "not (false and tonumber(mark) >=",
+        check_repeats,
+    ),
+    "settled at every finish": ("entries_finish", "  forget_all(over)\n", "", check_repeats),
     "late grants started": ("calls_start", "now - held.at <=", "0 <=", check_repeats),
     "given back without the refund": ("calls_start", "elseif held then undo(held)", "", check_repeats),
-    "budgets not saved by the gate": ("gate_admit", "expire_grants()\nsave_budgets()", "", check_repeats),
+    "budgets not saved by the gate": ("gate_admit", "expire_grants()\nsave_budgets()\n", "", check_repeats),
 }
 
 

@@ -127,7 +127,7 @@ async def run_out(bench: Bench, *, rounds: int = 400) -> None:
 
 async def _decide(bench: Bench, held: list[Held]) -> None:
     verdicts = await bench.admit(held) if held else []
-    for item, (decision, _, _) in zip(held, verdicts, strict=True):
+    for item, (decision, _) in zip(held, verdicts, strict=True):
         if decision in ("too_large", "expired", "queue_full"):
             await bench.finish(item, status="error", code="internal")
 
