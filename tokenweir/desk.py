@@ -26,7 +26,7 @@ from tokenweir.shared_limits import SharedLimits
 # How a call ended: lua/budget_reserve.lua.
 UNKNOWN, USED, NEVER_MADE, REFUSED = range(4)
 # So much goes into one question; more would keep Redis from others for too long.
-_MOST_CALLERS, _MOST_ENDINGS = 256, 500
+_MOST_CALLERS, _MOST_ENDINGS = 128, 256
 # Behind one that didn't fit a moment ago few will.
 _CALLERS_AFTER_A_REFUSAL = 16
 # Limits may be raised and pauses ended by others, and nobody tells us.

@@ -228,6 +228,27 @@ async def test_calls_in_flight_are_counted(opened: Open, books: Books) -> None:
     assert await books.field("in_flight") == 0
 
 
+async def test_a_dead_programs_calls_are_in_flight_no_longer_in_the_end(
+    opened: Open, books: Books, connection: Connection
+) -> None:
+    """A program that was killed in its call keeps the place for a quarter of an hour, not for ever."""
+    limits = {"primary": LIMITS | {"max_in_flight": 1}}
+    async with opened(limits=limits) as killed, opened() as other:
+        await books.warm()
+        await killed.reserve(tokens=10).__aenter__()
+        with pytest.raises(LimitReached):
+            await other.reserve(tokens=1, wait_s=0).__aenter__()
+        reservations = connection.keys.key("reservations")
+        [(member, until_us)] = (await connection.command("ZRANGE", reservations, 0, -1, "WITHSCORES"))[:1]
+        await connection.command("ZADD", reservations, 1, member)  # as when its time is over
+
+        async with other.reserve(tokens=1, wait_s=5):
+            pass
+
+    assert 890 < until_us / 1e6 - time.time() < 910
+    assert await books.used("tpm") == 11
+
+
 async def test_a_providers_refusal_pauses_for_everybody(limiter: Limiter, opened: Open, books: Books) -> None:
     """A 429 that one program saw keeps the others from calling until it is over; its own charge stands."""
     async with opened() as other:
