@@ -7,13 +7,13 @@ turn, and medians are shown. Goals stand beside; a bench measures and asserts no
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -38,7 +38,7 @@ def _progress(what: str, total: int) -> Iterator[tuple[Callable[[], None], Calla
 def _hops(target: Target, args: argparse.Namespace) -> dict[str, Any]:
     rates = [int(rate) for rate in args.rates.split(",")]
     with _progress("hops", 2 * len(rates)) as (advance, _):
-        rows = asyncio.run(hops.measure(target.url, rates, args.hop_seconds, progress=advance))
+        rows = uvloop.run(hops.measure(target.url, rates, args.hop_seconds, progress=advance))
     _out.print(hops.table(rows))
     _out.print(f"goal at 100 requests/s: p50 <= {hops.GOAL_P50_MS:g} ms, p99 <= {hops.GOAL_P99_MS:g} ms")
     return {str(rate): {"floor": floor._asdict(), "pipeline": ours._asdict()} for rate, floor, ours in rows}
@@ -46,7 +46,7 @@ def _hops(target: Target, args: argparse.Namespace) -> dict[str, Any]:
 
 def _gate(targets: list[Target], args: argparse.Namespace) -> list[dict[str, object]]:
     with _progress("gate", gate.rounds(targets, args.repeats)) as (advance, _):
-        rows = asyncio.run(gate.measure(targets, repeats=args.repeats, progress=advance))
+        rows = uvloop.run(gate.measure(targets, repeats=args.repeats, progress=advance))
     _out.print(gate.table(rows))
     _out.print(f"goal: >= {gate.GOAL_DECISIONS_PER_S:,} decisions/s per Redis core by admit")
     return rows
@@ -54,10 +54,10 @@ def _gate(targets: list[Target], args: argparse.Namespace) -> list[dict[str, obj
 
 def _limiter(target: Target, args: argparse.Namespace) -> dict[str, Any]:
     with _progress("limiter", limiter.rounds(args.repeats)) as (advance, say):
-        rows = asyncio.run(
+        rows = uvloop.run(
             limiter.measure(target, repeats=args.repeats, seconds=args.seconds, progress=advance, say=say)
         )
-    crowd = asyncio.run(limiter.contended(target, seconds=4 * args.seconds))
+    crowd = uvloop.run(limiter.contended(target, seconds=4 * args.seconds))
     for table in limiter.tables(rows, crowd):
         _out.print(table)
     goals = [f"{callers} at a time >= {rate:,}/s, p99 <= {p99:g} ms" for callers, (rate, p99) in limiter.GOALS.items()]

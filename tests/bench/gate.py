@@ -29,8 +29,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 GOAL_DECISIONS_PER_S = 40_000
 BATCHES = (32, 100)
-_ROWS = 1600
-_WINDOW_S = 6.0
+_ROWS = 800
+_WINDOW_S, _SEND_WITHIN_S = 6.0, 2.0
 _LIMIT_TOKENS = 1_000_000_000
 _TOKENS = 570
 # Larger than the burst: granted from a full bucket only, and the first row of a batch has drawn from it.
@@ -52,7 +52,7 @@ class Step(NamedTuple):
 def pool(deployments: int) -> Pool:
     """A pool that never runs out, but for requests larger than its burst."""
     names = ["primary", *(f"spare-{index}" for index in range(1, deployments))]
-    limits = {"rpm": 100_000_000, "tpm": _LIMIT_TOKENS, "window_s": _WINDOW_S, "send_within_s": 1.0}
+    limits = {"rpm": 100_000_000, "tpm": _LIMIT_TOKENS, "window_s": _WINDOW_S, "send_within_s": _SEND_WITHIN_S}
     return Pool(
         deployments=tuple(Deployment(name=name, api_key="none", **limits) for name in names),  # type: ignore[arg-type]
         max_request_tokens=_LIMIT_TOKENS,
@@ -76,7 +76,7 @@ class Walk:
         """Limits and slots in place, and a window's length of work, so that every slot is in use."""
         await self._store.gate.seed()
         await self._store.gate.beat(premium_slots=1_000_000, edge_slots=1_000_000, ttl_ms=3_600_000)
-        warm_at = time.monotonic() + _WINDOW_S + 1.2
+        warm_at = time.monotonic() + _WINDOW_S + _SEND_WITHIN_S + 0.2
         while time.monotonic() < warm_at:
             await self.walk(100, rows=200, checked=False)
 
