@@ -148,11 +148,11 @@ for _, move in ipairs(moves) do
   if move.kind == 'premium' then
     premium = premium + 1
     redis.call('XADD', K.premium, '*', 'request', move.body, 'deployment', move.deployment.name, 'grant', move.grant)
-    status_set(move.id, 'state', 'waiting', 'stage', 'premium', 'route', 'premium', 'deferred', '1')
+    status_set(move.id, 'state', 'waiting', 'stage', 'premium', 'deferred', '1')
   elseif move.kind == 'edge' then
     edge = edge + 1
     redis.call('XADD', K.edge, '*', 'request', move.body)
-    status_set(move.id, 'state', 'waiting', 'stage', 'edge', 'route', 'edge', 'deferred', '1')
+    status_set(move.id, 'state', 'waiting', 'stage', 'edge', 'deferred', '1')
   else
     back = back + 1
     redis.call('XADD', K['gate:' .. CLASSES[move.meta.rank]], '*', 'request', move.body)

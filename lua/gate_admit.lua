@@ -3,7 +3,7 @@
 --
 -- KEYS  limits slots reservations grants edge:alive premium edge deferred gate:interactive gate:standard gate:batch backlog:interactive backlog:standard backlog:batch backlog:simple backlog:due backlog:deadlines backlog:meta backlog:bodies tenants *
 -- ARGV  edge queue length, most that may wait in the backlog; then a row a request (part_row.lua)
--- Reply per row {decision, deployment}; decision is premium, edge, deferred, gone
+-- Reply per row decision, deployment; decision is premium, edge, deferred, gone
 --       (not ours any more), or too_large, expired, queue_full: those are left for the caller to answer
 -- Fence pending in its lane's group, and the id not terminal
 -- Cost  O(rows * limits + slots of the window); budgets are read and written once a call
@@ -79,20 +79,28 @@ save_budgets()
 save_grants()
 backlog.put(deferred)
 
+local function tell(row, state, stage)
+  if row.attempt > 1 then
+    status_set(row.id, 'state', state, 'stage', stage, 'attempt', row.attempt)
+  else
+    status_set(row.id, 'state', state, 'stage', stage)
+  end
+end
+
 for i, row in ipairs(moves) do
   if row.decision == 'premium' then
     redis.call('XADD', K.premium, '*', 'request', row.body, 'deployment', row.deployment.name, 'grant', row.grant)
-    status_set(row.id, 'state', 'waiting', 'stage', 'premium', 'route', 'premium', 'attempt', row.attempt)
+    tell(row, 'waiting', 'premium')
   elseif row.decision == 'edge' then
     redis.call('XADD', K.edge, '*', 'request', row.body)
-    status_set(row.id, 'state', 'waiting', 'stage', 'edge', 'route', 'edge', 'attempt', row.attempt)
+    tell(row, 'waiting', 'edge')
   elseif row.decision == 'deferred' then
-    status_set(row.id, 'state', 'deferred', 'stage', 'deferred', 'attempt', row.attempt)
+    tell(row, 'deferred', 'deferred')
   end
   if row.decision == 'premium' or row.decision == 'edge' or row.decision == 'deferred' then
     table.insert(lanes[row.lane], row.entry)
   end
-  replies[i] = {row.decision, row.deployment and row.deployment.name or ''}
+  replies[2 * i - 1], replies[2 * i] = row.decision, row.deployment and row.deployment.name or ''
 end
 for lane, ids in pairs(lanes) do settled(lane, 'gate', ids) end
 if #deferred > 0 then backlog.notice('deferred') end

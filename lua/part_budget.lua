@@ -113,7 +113,7 @@ local function opened(flat, limit, state, restart, passed, moved)
   local level = not restart and tonumber(flat[name .. '.level'])
   local item, readable = read_slots(not restart and flat[name .. '.slots'] or nil, limit, state.now)
   if not level or not readable then level, state.born, state.changed = nil, state.now, true end
-  item.limit, item.told = limit, told
+  item.limit, item.name, item.paced, item.told = limit, name, limit.paced, told
   item.allowed, item.capacity = limit.limit * share, limit.capacity * share
   item.rate = limit.rate * share * state.factor
   item.level = level and math.min(item.capacity, level + passed * item.rate) or math.min(item.capacity, limit.cold)
@@ -190,20 +190,22 @@ end
 
 -- Microseconds until `cost` fits for who has that floor (a rank, or `simple`); 0 = now. math.huge = never.
 function budget.wait(state, cost, floor)
-  local longest = closed(state)
+  local longest, share = closed(state), budget.floors[floor]
   for _, item in ipairs(state.items) do
-    local limit, price = item.limit, cost[item.limit.name] or 0
+    local price, capacity, kept = cost[item.name] or 0, item.capacity, 0
     if price > item.allowed then return math.huge end
-    -- A floor never keeps out what could otherwise go: large requests of a low class must get through too.
-    local kept = limit.paced and math.min(budget.floors[floor] * item.capacity, math.max(0, item.capacity - price)) or 0
-    local need = math.min(item.capacity, price + kept)
-    if limit.paced and item.level < need then longest = math.max(longest, math.ceil((need - item.level) / item.rate)) end
+    if item.paced then
+      -- A floor never keeps out what could otherwise go: large requests of a low class must get through too.
+      if share > 0 then kept = math.min(share * capacity, math.max(0, capacity - price)) end
+      local need = math.min(capacity, price + kept)
+      if item.level < need then longest = math.max(longest, math.ceil((need - item.level) / item.rate)) end
+    end
     if price + kept + item.used > item.allowed then
       longest = math.max(longest, window_wait(item, price + kept, state.now))
     end
     -- After lost state nobody knows the window: for its length only what the bucket paces may go.
-    if price > item.capacity then
-      longest = math.max(longest, state.born + limit.window_us + limit.late_us - state.now)
+    if price > capacity then
+      longest = math.max(longest, state.born + item.limit.window_us + item.limit.late_us - state.now)
     end
   end
   return longest
@@ -228,7 +230,7 @@ function budget.room(state)
 end
 
 -- Charge `amount` of one limit now; the level may become a debt.
-function budget.add(item, amount, now)
+function budget.add(item, amount)
   item.charge, item.used = item.charge + amount, item.used + amount
   item.level, item.cum = item.level - amount, item.cum + amount
   if item.gross then item.gross, item.net = item.gross + amount, item.net + amount end
@@ -236,7 +238,7 @@ end
 
 -- Take `cost` from every limit for a call: only after `budget.wait` said 0.
 function budget.charge(state, cost)
-  for _, item in ipairs(state.items) do budget.add(item, cost[item.limit.name] or 0, state.now) end
+  for _, item in ipairs(state.items) do budget.add(item, cost[item.name] or 0) end
   state.granted, state.in_flight = state.granted + 1, state.in_flight + 1
   if state.pause_until > 0 then state.probe_at = state.now end
 end

@@ -19,7 +19,7 @@ function budget.settle(state, reserved, used, granted_at)
   for _, item in ipairs(state.items) do
     local unused = (reserved[item.limit.name] or 0) - (used[item.limit.name] or 0)
     if unused < 0 then
-      budget.add(item, -unused, state.now)
+      budget.add(item, -unused)
     elseif unused > 0 then
       if item.net then item.net = math.max(0, item.net - unused) end
       if refund then budget.take_back(item, unused, granted_at) end
@@ -70,7 +70,7 @@ local function compare(state, item, left, limit)
     if lacks - item.net < 2 * TELLING * item.allowed then return nil end
     state.refunds, state.samples = false, ''
     -- From here on all counts: what we took back and the provider didn't is charged again.
-    if lacks > item.used then budget.add(item, lacks - item.used, state.now) end
+    if lacks > item.used then budget.add(item, lacks - item.used) end
     return 'contradicted'
   end
   if gap < TELLING * item.allowed then return nil end

@@ -89,7 +89,9 @@ class Gate:
         """Decide for a batch of gate entries, in this order, and hand them over."""
         args = [self._edge_queue, self._max_waiting, *self._rows(rows)]
         reply = await self._grant(_ADMIT, args)
-        return [Verdict(decision.decode(), name.decode()) for decision, name in reply]
+        return [
+            Verdict(decision.decode(), name.decode()) for decision, name in zip(reply[::2], reply[1::2], strict=True)
+        ]
 
     async def drain(self, notices: Sequence[str], *, most: int) -> Drained:
         """Serve what fits of the backlog; `notices` are acknowledged but for the one that is kept."""
@@ -115,7 +117,17 @@ class Gate:
     def hear(self, deployment: str, readings: Iterable[Reading], *, sent_ms: float) -> None:
         """Take what a provider's headers said to a call that was sent then (Redis time); `report` passes it on."""
         for one in readings:
-            row = ("heard", deployment, one.limit, one.left, one.of, round(one.reset_s * 1e6), round(sent_ms * 1000), "", "")
+            row = (
+                "heard",
+                deployment,
+                one.limit,
+                one.left,
+                one.of,
+                round(one.reset_s * 1e6),
+                round(sent_ms * 1000),
+                "",
+                "",
+            )
             former = self._heard.get((deployment, one.limit))
             # Answers overtake each other; the call that was sent last knows of the others.
             if former is None or former[6] <= row[6]:  # type: ignore[operator]  # both are whole numbers

@@ -163,7 +163,8 @@ class Bench:
         for item in held:
             args += request_row(item.entry, item.request, window_s=60)
         reply = await self.run("gate_admit", args)
-        return [(decision.decode(), deployment.decode()) for decision, deployment in reply]
+        words = [word.decode() for word in reply]
+        return list(zip(words[::2], words[1::2], strict=True))
 
     async def send(self, *requests: Request, edge_queue: int = 0, most: int = 1000) -> list[str]:
         """Have new requests of one class decided; returns the decisions."""

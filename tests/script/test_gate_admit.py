@@ -27,7 +27,7 @@ async def test_a_request_with_room_goes_to_premium(bench: Bench) -> None:
     assert entry[1][b"grant"] == f"primary:1:{bench.now_us}".encode()
     assert await views.lengths(bench) == {"premium": 1}
     said = await views.status(bench, "a")
-    assert (said["state"], said["stage"], said["route"]) == ("waiting", "premium", "premium")
+    assert (said["state"], said["stage"]) == ("waiting", "premium")
 
 
 async def test_a_repeat_after_a_lost_reply_changes_nothing(bench: Bench) -> None:

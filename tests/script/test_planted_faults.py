@@ -22,15 +22,15 @@ BUDGET_FAULTS = {
     "refill doubled": ("level + passed * item.rate)", "level + passed * item.rate * 2)"),
     "no cap": ("level and math.min(item.capacity, level + ", "level and math.min(math.huge, level + "),
     "cold start is a full bucket": ("or math.min(item.capacity, limit.cold)", "or item.capacity"),
-    "floor ignored": ("budget.floors[floor] * item.capacity", "0 * item.capacity"),
-    "floor keeps large requests out": ("math.max(0, item.capacity - price))", "math.huge)"),
+    "floor ignored": ("kept = math.min(share * capacity,", "kept = math.min(0 * capacity,"),
+    "floor keeps large requests out": ("math.max(0, capacity - price))", "math.huge)"),
     "steps of the clock unguarded": ("restart and now or math.max(now, at or now)", "now"),
     "granted though a little short": ("item.level < need then", "item.level < need - 1 then"),
     "window not looked at": ("if price + kept + item.used > item.allowed then", "if false then"),
     "window a slot too long": (_OLDEST, f"{_OLDEST} - 1"),
     "window a slot too short": (_OLDEST, f"{_OLDEST} + 1"),
     "window without the way to the provider": (_OLDEST, "return slot_of(limit, since)"),
-    "large requests at once after a cold start": ("if price > item.capacity then", "if false then"),
+    "large requests at once after a cold start": ("if price > capacity then", "if false then"),
     "given back as fresh credit": ("    budget.put(item, -amount, granted_at)\n", ""),
     "given back to the present slot": ("budget.put(item, -amount, granted_at)", "item.charge = item.charge - amount"),
     "more given back than is there": ("  amount = math.min(amount, held)\n", ""),
@@ -139,7 +139,7 @@ LEARNING_FAULTS = {
     "a day begins at midnight": ("budget", "math.floor((now - limit.resets_us) / limit", "math.floor(now / limit"),
     "calls in flight aren't counted": ("budget", "if most > 0 and state.in_flight >= most", "if false"),
     "always refunded": ("feedback", "if refund then budget.take_back", "if true then budget.take_back"),
-    "use beyond the reservation is free": ("feedback", "      budget.add(item, -unused, state.now)\n", ""),
+    "use beyond the reservation is free": ("feedback", "      budget.add(item, -unused)\n", ""),
 }
 
 
