@@ -1,7 +1,7 @@
 """Where each request goes: the rules of lua/gate_admit.lua and lua/backlog_drain.lua on plain tables.
 
 The scripts decide on what stands in Redis and can't run without it, so their rules are written here a second time;
-the arithmetic beneath is not (see `arithmetic`). tests/plan lets both decide on the same requests.
+the arithmetic beneath is not (see `arithmetic`). Whoever changes the rules there changes them here.
 """
 
 from __future__ import annotations
