@@ -98,9 +98,10 @@ function budget.heard(state, name, left, limit, reset_us, sent_at)
   local lower = limit < math.min(item.limit.limit, item.told)
   item.told = limit
   local learnt = item.gross and ours and compare(state, item, left, limit)
-  local known = left - charged_since(item, sent_at - item.limit.late_us)
-  local foreign = known < item.level - MARGIN * item.allowed
+  -- However a provider counts, it holds no more of ours than our window does.
+  local foreign = limit - left > item.used + MARGIN * item.allowed
   if state.term.feedback then
+    local known = left - charged_since(item, sent_at - item.limit.late_us)
     item.level = math.min(item.level, math.max(known - MARGIN * item.allowed, LOWEST * item.allowed))
   end
   return learnt and 'refunds_' .. learnt or lower and 'limit_lower' or foreign and 'foreign_use' or nil

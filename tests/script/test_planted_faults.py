@@ -129,6 +129,7 @@ LEARNING_FAULTS = {
     "headers raise the level": ("feedback", "math.min(item.level, math.max(known", "(math.max(known"),
     "no bottom for what headers say": ("feedback", ", LOWEST * item.allowed))", ", -math.huge))"),
     "no margin for others": ("feedback", "known - MARGIN * item.allowed, LOWEST", "known, LOWEST"),
+    "our own calls are strangers": ("feedback", "limit - left > item.used +", "limit - left > item.level +"),
     "lost charges stay lost": (
         "feedback",
         "budget.put(item, math.min(missing,",

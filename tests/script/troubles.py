@@ -107,6 +107,19 @@ def listens(*, text: str | None = None, learning: str | None = None) -> None:
     assert budget.level(now + 16 * SECOND_US) == -300
 
 
+def tells_strangers_from_ours(*, text: str | None = None, learning: str | None = None) -> None:
+    """What a provider counts of our own calls is no foreign use, however it counts; what goes beyond is."""
+    limit = limits_of(tpm=30_000)[0]
+    budget, now = warm(limit, text=text, learning=learning)
+    for _ in range(10):
+        budget.charge(now, {"tpm": 2_900})
+        now += 6 * SECOND_US
+    assert budget.heard(now, "tpm", 1_000, 30_000, 59 * SECOND_US, now - SECOND_US) is None
+    now += 60 * SECOND_US
+    assert budget.heard(now, "tpm", 20_000, 30_000, 59 * SECOND_US, now - SECOND_US) is None, "another window"
+    assert budget.heard(now, "tpm", 20_000, 30_000, 20 * SECOND_US, now - SECOND_US) == "foreign_use"
+
+
 def waits_for_all_to_speak(*, text: str | None = None, learning: str | None = None) -> None:
     """After a change of server nothing is granted for a second."""
     budget, now = warm(*limits_of(rpm=500), text=text, learning=learning)
@@ -148,6 +161,7 @@ def all_of_it(text: str | None, learning: str | None) -> None:
     probes_alone(text=text, learning=learning)
     narrows_once(text=text, learning=learning)
     listens(text=text, learning=learning)
+    tells_strangers_from_ours(text=text, learning=learning)
     waits_for_all_to_speak(text=text, learning=learning)
     counts_days(text=text, learning=learning)
     counts_flights(text=text, learning=learning)
