@@ -223,7 +223,7 @@ def test_a_lower_limit_than_configured_is_believed_and_told() -> None:
         granted += 1
     assert granted == 10
     assert budget.wait(now, {"rpm": 101}) == float("inf")
-    assert budget.heard(now + SECOND_US, "rpm", 80, 100, 12 * SECOND_US, now) is None, "it is told once"
+    assert budget.heard(now + SECOND_US, "rpm", 88, 100, 7.2 * SECOND_US, now) is None, "it is told once"
     budget.heard(now + SECOND_US, "rpm", 480, 500, 2.4 * SECOND_US, now)
     assert budget.level(now + 300 * SECOND_US) == 50, "raised again at the provider, it counts in full"
 
