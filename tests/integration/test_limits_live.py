@@ -54,6 +54,7 @@ def test_a_limit_is_lowered_and_raised_under_load() -> None:
         wait_until(lambda: time.monotonic() > lowered_s + 1.5 * WINDOW_S, 2 * WINDOW_S)
         wait_until(lambda: arrivals(rig)[-1] > lowered_s + WINDOW_S, 2 * WINDOW_S, why="nothing goes any more")
         before = started_by_worker(rig)
+        raising_s = time.monotonic()
         command(rig, "limits", "set", f"rpm={HIGH}")
         raised_s = time.monotonic()
         wait_until(lambda: fullest(arrivals(rig), since_s=raised_s) > LOW, WINDOW_S, why="the raised limit isn't used")
@@ -61,7 +62,7 @@ def test_a_limit_is_lowered_and_raised_under_load() -> None:
         at_s = arrivals(rig)
         by_all = [now - then for then, now in zip(before, started_by_worker(rig), strict=True)]
         # Calls granted before the change may still have been on their way for half a second.
-        under_low = [at for at in at_s if at < raised_s]
+        under_low = [at for at in at_s if at < raising_s]
         assert fullest(under_low, since_s=lowered_s + 0.5) <= LOW
         assert fullest(at_s, since_s=0) <= HIGH
         # In a second the low limit allows no more than its burst and its rate: 3 + 5.
