@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.cli.output import mark, remark, say, say_json, say_table, seconds
 from pipeline.cli.parser import UsageError
 
 if TYPE_CHECKING:
@@ -79,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: the configuration or the traffic can't be used.
     """
     _check(args)
+    from pipeline.cli.output import remark, say_json
     from pipeline.cli.target import configured
     from pipeline.plan.plan import draw, plan
 
@@ -123,6 +123,8 @@ def _bar(planned: Plan) -> Iterator[Progress]:
 
 
 def _tell(name: str, planned: Plan, runs: list[Run]) -> None:
+    from pipeline.cli.output import mark, say, say_table, seconds
+
     say(f"pool {name}: {planned.about}\n")
     rows = [
         (
@@ -139,7 +141,7 @@ def _tell(name: str, planned: Plan, runs: list[Run]) -> None:
         for each in runs
         for result in each.results
     ]
-    classes = [f"{rank} p50/95/99" for rank in planned.classes(runs)]
+    classes = [f"{rank} waits p50/95/99" for rank in planned.classes(runs)]
     names = ("mode", "preset", "sent within", "load", "rejected", "worst window", "used", "edge", *classes)
     say_table(names, rows, numbers=("rejected", "worst window", "used", "edge"), whole=names)
     say()

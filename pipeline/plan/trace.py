@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence, Set
 from datetime import datetime
 from pathlib import Path
@@ -51,11 +52,11 @@ class Trace:
         Raises:
             ConfigError: the line that can't be read, by its number.
         """
-        first = last = 0.0
+        first: float | None = None
+        last = -math.inf
         for number, line in self._lines():
             at_s = self._seconds(number, line.at)
-            if number == 1 or not last:
-                first = last = at_s
+            first = at_s if first is None else first
             if at_s < last:
                 raise self._bad(number, f"`at` goes back by {last - at_s:g} s; sort the lines by it")
             last = at_s
@@ -107,6 +108,8 @@ class Trace:
                 raise self._bad(
                     number, f"`at` {at!r} is neither seconds nor a time such as 2026-07-01T09:30:00Z"
                 ) from error
+        if not math.isfinite(at):
+            raise self._bad(number, f"`at` {at} is no time")
         return float(at)
 
     def _bad(self, number: int, reason: str) -> ConfigError:

@@ -34,6 +34,7 @@ def _played(case: Case, mode: Mode, profile: Profile | None) -> Iterator[tuple[i
         yield worst([play(case, mode, load, progress=lambda _seconds: None)])
 
 
+@pytest.mark.slow
 def test_every_mode_is_withstood_by_its_preset(plan: Plan) -> None:
     """No provider refuses anything or holds more than its limit in a window, and hardly any of it is left unused."""
     said = plan("--all-modes", "--json", "--minutes", "6")

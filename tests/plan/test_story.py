@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.plan.trace import Trace
 from tests.plan.conftest import Plan
 
 _EDGE = """
@@ -47,10 +48,10 @@ def test_table_has_a_line_a_mode(plan: Plan) -> None:
 
 
 def test_other_programs_on_the_key_are_withstood(plan: Plan) -> None:
-    """When 40 % of the key goes to others, the headers tell: nothing is refused, and what is left is used."""
+    """When a fifth of the key goes to others, the headers tell: nothing is refused, and what is left is used."""
     config = "[[pools.main.deployments]]\nrpm = 500\ntpm = 30_000\nenforcement = 'continuous'\n"
 
-    said = plan("--foreign", "0.4", "--profile", "constant", "--minutes", "8", "--json", config=config)
+    said = plan("--foreign", "0.2", "--profile", "constant", "--minutes", "8", "--json", config=config)
 
     assert said.code == 0
     assert said.json["modes"]["bucket"]["rejected"] == 0
@@ -78,6 +79,16 @@ def test_own_traffic_is_played(plan: Plan, tmp_path: Path) -> None:
     assert sum(each["count"] for each in figures["waits"].values()) == 100
     assert set(figures["waits"]) == {"interactive", "standard", "batch"}
     assert figures["edge_share"] > 0
+
+
+def test_traffic_keeps_its_pace(tmp_path: Path) -> None:
+    """Requests come as far apart as they stand in the file, whatever time it begins with."""
+    lines = [{**_LINE, "at": at} for at in (0, 5, 5, 7.5)]
+
+    trace = Trace(Path(_write(tmp_path, *lines)), frozenset())
+
+    assert [asked.at_us for asked in trace.arrivals()] == [0, 5_000_000, 5_000_000, 7_500_000]
+    assert trace.length().seconds == 7.5
 
 
 @pytest.mark.parametrize(
