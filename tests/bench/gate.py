@@ -2,7 +2,7 @@
 
 Requests of 1 kB walk through the real streams and scripts: ingest, forward to the gate's lanes, admit, start,
 finish. Of every twenty, ten are granted, five go to the edge and five wait (three that the budget has no room
-for, two that queue behind their own tenant). Two limits, every slot of the rolling window in use. One Redis core
+for, two that queue behind their own tenant). Two limits, after more than a window's length of work. One Redis core
 runs all scripts of a pool, so decisions per second of the server's CPU are what bounds a pool.
 """
 
