@@ -2,7 +2,8 @@
 -- What a worker has to tell of its calls: what providers' headers said, and what the budgets were when it last saw them.
 --
 -- KEYS  limits deferred backlog:meta *
--- ARGV  rows of nine: `heard`, deployment, limit, left, of how many, full again in (us; 0 = not said), sent at (us), '', '';
+-- ARGV  rows of nine: `heard`, deployment, limit, left, of how many, full again in (us; 0 = not said), sent at (us), '',
+--       whether the call was answered (0|1);
 --       or `seen`, deployment, limit, born, cum, used, level, at (us), server
 -- Reply {deployment, limit, alarm} for each of part_feedback.lua's alarms
 -- include clock
@@ -19,7 +20,7 @@ for at = 1, #ARGV, 9 do
     state.changed = budget.seen(state, name, n[1], n[2], n[3], n[4], n[5], ARGV[at + 8]) or state.changed
   elseif state then
     local paused = state.pause_until
-    budget.passed(state, n[4])
+    if ARGV[at + 8] == '1' then budget.passed(state, n[4]) end
     reopened = reopened or state.pause_until < paused
     local alarm = budget.heard(state, name, n[1], n[2], n[3], n[4])
     state.changed = true

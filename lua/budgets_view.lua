@@ -6,6 +6,7 @@
 --       {name, level, capacity, used, allowed}, all whole numbers, rounded down
 -- include clock
 -- include budget
+-- include feedback
 -- include pool
 
 local function whole(number) return string.format('%.0f', math.floor(number)) end
@@ -17,6 +18,6 @@ for i, deployment in ipairs(deployments) do
     limits[j] = {item.limit.name, whole(item.level), whole(item.capacity), whole(item.used), whole(item.allowed)}
   end
   reply[i] = {deployment.name, whole(math.max(0, state.pause_until - state.now)), state.why, whole(state.in_flight),
-    whole(state.factor * 1000), state.refunds and 1 or 0, limits}
+    whole(state.factor * 1000), budget.refunding(state) and 1 or 0, limits}
 end
 return reply

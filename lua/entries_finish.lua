@@ -2,8 +2,10 @@
 -- Write terminal results, settle their grants, and acknowledge their entries, in one step.
 --
 -- KEYS  limits reservations grants deferred responses backlog:meta <source> *
--- ARGV  group, results kept, status TTL (s); then per entry: entry id, attempt, tokens used in prompt and output (-1 = unknown), a result (part_result.lua)
--- Reply per entry 1 (this was the terminal result) or 0 (another was first; this one is dropped)
+-- ARGV  group, results kept, status TTL (s); then per entry: entry id, attempt, tokens used in prompt and output (-1 = unknown),
+--       pause_us (-1 = the call was answered), why, narrow (0|1), a result (part_result.lua)
+-- Reply per entry three numbers: 1 (this was the terminal result) or 0 (another was first; this one is dropped), and the
+--       tokens of prompt and output that were given back
 -- The first finisher wins even if its entry was taken over meanwhile: a paid answer isn't thrown away.
 -- An error before a claim (no status yet) carries its id for the first time: other entries with it are repeats.
 -- include clock
@@ -18,16 +20,24 @@ local group, kept, ttl_s = ARGV[1], ARGV[2], ARGV[3]
 local replies, rows, ids, members = {}, {}, {}, {}
 local at = 4
 while at <= #ARGV do
-  local row = {entry = ARGV[at], attempt = ARGV[at + 1], prompt = tonumber(ARGV[at + 2]), output = tonumber(ARGV[at + 3])}
-  row.result, at = read_result(at + 4)
+  local row = {entry = ARGV[at], attempt = ARGV[at + 1], prompt = tonumber(ARGV[at + 2]), output = tonumber(ARGV[at + 3]),
+    pause = tonumber(ARGV[at + 4]), why = ARGV[at + 5], narrow = ARGV[at + 6] == '1', back = {0, 0}}
+  row.result, at = read_result(at + 7)
   rows[#rows + 1], ids[#ids + 1], members[#members + 1] = row, row.entry, row.result.id .. '#' .. row.attempt
 end
 
 -- What becomes of the difference between reserved and used. Unknown use: the reservation stands.
 local function settle(row, held)
   if not held.deployment then return end
-  local used = row.prompt >= 0 and budget.cost(row.prompt, row.output) or nil
-  budget.settle(held.deployment.state, budget.cost(held.prompt, held.output), used, held.at)
+  local state, used = held.deployment.state, row.prompt >= 0 and budget.cost(row.prompt, row.output) or nil
+  if budget.settle(state, budget.cost(held.prompt, held.output), used, held.at) then
+    row.back = {math.max(0, held.prompt - row.prompt), math.max(0, held.output - row.output)}
+  end
+  if row.pause < 0 then
+    budget.passed(state, held.at)
+  elseif row.pause > 0 then
+    budget.pause(state, now + row.pause, held.at, row.why, row.narrow)
+  end
 end
 
 -- Grants are of premium calls. A stranger's broken entry that names a request in flight must not touch its grant.
@@ -50,10 +60,11 @@ for i, row in ipairs(rows) do
   local ours = not (group == 'classify' and carried and carried ~= ours_is)
   if ours and not (mark and tonumber(mark) >= tonumber(row.result.replay)) then
     write_result(row.result, kept, ttl_s, inboxes, group == 'classify' and ours_is)
-    replies[i] = 1
+    replies[3 * i - 2] = 1
   else
-    replies[i] = 0
+    replies[3 * i - 2] = 0
   end
+  replies[3 * i - 1], replies[3 * i] = row.back[1], row.back[2]
 end
 settled(K.source, group, ids)
 -- A slot, and perhaps budget, has come free.

@@ -11,11 +11,15 @@ local TELLING = 0.05
 local SAMPLES = 20
 local NARROWER, NARROWEST = 0.7, 0.2
 
--- A call ended with this use; unknown (nil) = the reservation stands. Returns unused and extra tokens in all.
+-- Whether unused tokens are taken back: by policy, or because the provider proved that it does.
+function budget.refunding(state)
+  return state.term.settlement == 'refund' or state.term.settlement == 'auto' and state.refunds
+end
+
+-- A call ended with this use; unknown (nil) = the reservation stands. Returns whether what it left was taken back.
 function budget.settle(state, reserved, used, granted_at)
-  budget.passed(state, granted_at)
-  if not used then return end
-  local refund = state.term.settlement == 'refund' or state.refunds
+  if not used then return false end
+  local refund = budget.refunding(state)
   for _, item in ipairs(state.items) do
     local unused = (reserved[item.limit.name] or 0) - (used[item.limit.name] or 0)
     if unused < 0 then
@@ -25,6 +29,7 @@ function budget.settle(state, reserved, used, granted_at)
       if refund then budget.take_back(item, unused, granted_at) end
     end
   end
+  return refund
 end
 
 -- The provider answered a call that was granted then: whatever the pause was for is over.

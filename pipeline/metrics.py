@@ -13,7 +13,7 @@ exists from the start at zero, so that the first incident shows as a rise.
 | tokenweir_provider_429_total{pool,deployment} | an incident: the limits are wrong or somebody else uses the key |
 | tokenweir_provider_refused_total{pool,deployment,reason} | a person is needed: the key is refused, the quota used up |
 | tokenweir_gate_alarms_total{pool,deployment,kind} | the provider's headers and our limits don't agree |
-| tokenweir_tokens_total{pool,kind,state} | `reserved` for started calls; `used` as models counted them |
+| tokenweir_tokens_total{pool,kind,state} | `reserved` for started calls; `used` as models counted them; `refunded` |
 | tokenweir_fallback_ratio{pool} | the edge's share of what this worker answered in the last 5 min |
 | tokenweir_backlog_served_total{pool,route} | waiting requests that got their turn |
 | tokenweir_reclaimed_total{stage}, _lost_entries_total | workers died or hung; bodies were deleted by hand |
@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from pipeline.message import Request
-from pipeline.outcome import Retry
+from pipeline.outcome import Failure
 from tokenweir import __version__
 from tokenweir.keys import CLASSES
 from tokenweir.wire import Class, Result
@@ -113,7 +113,7 @@ class Metrics:
             for outcome in ("started", "given_back", "failed"):
                 self._calls.labels(self._pool, deployment, outcome)
         for kind in ("prompt", "completion"):
-            for state in ("reserved", "used"):
+            for state in ("reserved", "used", "refunded"):
                 self._tokens.labels(self._pool, kind, state)
         for route in ("premium", "edge"):
             self._served.labels(self._pool, route)
@@ -140,13 +140,18 @@ class Metrics:
             self._tokens.labels(self._pool, "prompt", "reserved").inc(request.prompt_tokens)
             self._tokens.labels(self._pool, "completion", "reserved").inc(request.output_tokens)
 
-    def retried(self, deployment: str, retry: Retry) -> None:
-        """A call failed and will be repeated."""
+    def failed(self, deployment: str, failure: Failure) -> None:
+        """A call brought no answer."""
         self._calls.labels(self._pool, deployment, "failed").inc()
-        if retry.limited:
+        if failure.limited:
             self._limited.labels(self._pool, deployment).inc()
-        elif retry.reason in REFUSALS:
-            self._refused.labels(self._pool, deployment, retry.reason).inc()
+        elif failure.reason in REFUSALS:
+            self._refused.labels(self._pool, deployment, failure.reason).inc()
+
+    def refunded(self, prompt: int, completion: int) -> None:
+        """A call used less than was reserved for it, and its grant got that back."""
+        self._tokens.labels(self._pool, "prompt", "refunded").inc(prompt)
+        self._tokens.labels(self._pool, "completion", "refunded").inc(completion)
 
     def alarmed(self, deployment: str, kind: str) -> None:
         """A provider's headers said something that an operator should know."""

@@ -48,30 +48,37 @@ class Reading(NamedTuple):
     reset_s: float
 
 
+class Failure(NamedTuple):
+    """Why a call brought no answer, and what that means for its deployment.
+
+    `pause_s` > 0 closes it for everybody that long. `limited`: the provider said 429 for our rate, so that our
+    numbers are too high; else it was for its key or its quota.
+    """
+
+    reason: str
+    pause_s: float = 0
+    limited: bool = False
+
+
 class Done(msgspec.Struct, frozen=True, kw_only=True):
     """The terminal result, with its request's class and whether deltas were wanted.
 
-    `used` settles the grant; None = unknown, the reservation stands.
+    `used` settles the grant; None = unknown, the reservation stands. `failure`: of the last call, where it failed.
     """
 
     result: Result
     priority: Class = "interactive"
     stream: bool = False
     used: Used | None = None
+    failure: Failure | None = None
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True):
-    """Try again: into the backlog, not before `wait_s` from now. `request` carries the next attempt number.
-
-    `pause_s` > 0 closes the deployment for everybody that long. `limited`: the provider said 429 for our rate, so
-    that our numbers are too high; else it was for its key or its quota.
-    """
+    """Try again: into the backlog, not before `wait_s` from now. `request` carries the next attempt number."""
 
     request: Request
-    reason: str
+    failure: Failure
     wait_s: float = 0
-    pause_s: float = 0
-    limited: bool = False
 
 
 class Late(msgspec.Struct, frozen=True, kw_only=True):

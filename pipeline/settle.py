@@ -108,6 +108,9 @@ class Settler:
             case Done():
                 done = [(item.delivery.entry_id, item.outcome) for item in items if isinstance(item.outcome, Done)]
                 await self._finish(lane, done)
+                for item in items:
+                    if isinstance(item.outcome, Done) and item.outcome.failure:
+                        self._metrics.failed(item.delivery.deployment, item.outcome.failure)
             case Retry():
                 rows = [
                     (item.delivery.entry_id, item.delivery.deployment, item.outcome)
@@ -116,8 +119,9 @@ class Settler:
                 ]
                 await self._store.streams.retry(lane, rows)
                 for _, deployment, retry in rows:
-                    self._metrics.retried(deployment, retry)
-                    log.warning("attempt_failed", request_id=retry.request.id, reason=retry.reason, wait_s=retry.wait_s)
+                    reason = retry.failure.reason
+                    self._metrics.failed(deployment, retry.failure)
+                    log.warning("attempt_failed", request_id=retry.request.id, reason=reason, wait_s=retry.wait_s)
             case Late():
                 await self._give_back(items)
             case Dead():
@@ -167,9 +171,9 @@ class Settler:
         return failed(request, code, f"request {request.id}: {message}", status=status, times=times)
 
     async def _finish(self, lane: str, rows: Sequence[tuple[str, Done]]) -> None:
-        first = await self._store.streams.finish(lane, rows)
-        for (entry_id, done), terminal in zip(rows, first, strict=True):
-            if terminal:
+        for (entry_id, done), ended in zip(rows, await self._store.streams.finish(lane, rows), strict=True):
+            self._metrics.refunded(ended.prompt, ended.output)
+            if ended.first:
                 self._metrics.answered(done.result, done.priority)
                 log.info("request_answered", request_id=done.result.id, **_figures(done.result))
             else:

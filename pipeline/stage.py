@@ -24,10 +24,11 @@ def _silent(_text: str) -> None:
     """Nobody asked for deltas."""
 
 
-Hear = Callable[[Sequence[Reading]], None]
+# Takes what a provider's headers say as soon as they are there, and whether it answered the call or refused it.
+Hear = Callable[[Sequence[Reading], bool], None]
 
 
-def _deaf(_readings: Sequence[Reading]) -> None:
+def _deaf(_readings: Sequence[Reading], _answered: bool) -> None:
     """Nobody learns from them."""
 
 
@@ -41,7 +42,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
         deployment: on `premium`, which deployment the gate granted; empty elsewhere.
         waited_ms: Redis time from ingest until it came into these hands; -1 = not known yet.
         call_by: on `premium`, the monotonic time by which the call must be on its way, or not be made.
-        emit: see `Emit`. hear: on `premium`, takes what the provider's headers say as soon as they are there.
+        emit: see `Emit`. hear: see `Hear`.
     """
 
     entry_id: str

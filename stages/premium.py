@@ -17,7 +17,7 @@ import structlog
 from pipeline.answer import Stopwatch, Times, answered, failed
 from pipeline.config import Deployment
 from pipeline.message import Request
-from pipeline.outcome import Done, Late, Outcome, Retry, Used
+from pipeline.outcome import Done, Failure, Late, Outcome, Retry, Used
 from pipeline.stage import Delivery
 from stages.providers.openai_chat import OpenAIChat
 from tokenweir.errors import ErrorCode, ProviderError, ProviderLimited, ProviderRejected, ProviderUnavailable
@@ -147,18 +147,17 @@ class Premium:
                 result=result, priority=request.priority, stream=request.stream, used=None if spoke else Used(0, 0)
             )
         limited = isinstance(error, ProviderLimited)
-        if request.attempt >= self._max_attempts * (_LIMITED_TRIES_FACTOR if limited else 1):
-            result = failed(request, *_given_up(request, error, deployment), route="premium", model=model, times=times)
-            return Done(result=result, priority=request.priority, stream=request.stream)
         backoff_s = self._jitter(*_BACKOFF_S) * request.attempt
         stated_s = error.retry_after_s or backoff_s
+        failure = Failure(error.reason, stated_s if limited else 0, error.reason == "provider_429")
+        if request.attempt >= self._max_attempts * (_LIMITED_TRIES_FACTOR if limited else 1):
+            result = failed(request, *_given_up(request, error, deployment), route="premium", model=model, times=times)
+            return Done(result=result, priority=request.priority, stream=request.stream, failure=failure)
         return Retry(
             request=msgspec.structs.replace(request, attempt=request.attempt + 1),
-            reason=error.reason,
+            failure=failure,
             # A pause keeps this deployment from everybody; another one may serve the request at once.
             wait_s=0 if limited else max(stated_s, backoff_s),
-            pause_s=stated_s if limited else 0,
-            limited=error.reason == "provider_429",
         )
 
 

@@ -7,7 +7,7 @@
   * LimitReached          no room within the time given; come back after `retry_after_s`, nothing was charged
   * ResultTimeout         no result yet; the request goes on and can be asked for again
   * ProviderError
-    * ProviderLimited     the provider said 429: the gate's numbers are wrong, pause and alarm
+    * ProviderLimited     429, refused key, no quota: pause the deployment for all, and alarm
     * ProviderUnavailable 5xx, timeout, refused: try again later or elsewhere
     * ProviderRejected    4xx: answer the caller with the reason, don't retry
   * StoreUnavailable      Redis didn't answer or refused: stop admitting, never guess
@@ -90,7 +90,7 @@ class ProviderError(TokenweirError):
 
 
 class ProviderLimited(ProviderError):
-    """The provider said 429 although the gate granted the call."""
+    """The provider takes no calls for now: a 429 although the gate granted it, a refused key, a quota used up."""
 
 
 class ProviderUnavailable(ProviderError):

@@ -114,20 +114,11 @@ class Gate:
         """Undo grants that were started and never called for; returns how many were still ours."""
         return int(await self._grant(_RETURN, [self._consumer, *self._rows(rows)]))
 
-    def hear(self, deployment: str, readings: Iterable[Reading], *, sent_ms: float) -> None:
+    def hear(self, deployment: str, readings: Iterable[Reading], answered: bool, *, sent_ms: float) -> None:
         """Take what a provider's headers said to a call that was sent then (Redis time); `report` passes it on."""
         for one in readings:
-            row = (
-                "heard",
-                deployment,
-                one.limit,
-                one.left,
-                one.of,
-                round(one.reset_s * 1e6),
-                round(sent_ms * 1000),
-                "",
-                "",
-            )
+            figures = (one.left, one.of, round(one.reset_s * 1e6), round(sent_ms * 1000))
+            row = ("heard", deployment, one.limit, *figures, "", int(answered))
             former = self._heard.get((deployment, one.limit))
             # Answers overtake each other; the call that was sent last knows of the others.
             if former is None or former[6] <= row[6]:  # type: ignore[operator]  # both are whole numbers

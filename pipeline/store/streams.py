@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 
 from lua import load
 from pipeline.message import encode
-from pipeline.outcome import Dead, Done, Forward, Retry
+from pipeline.outcome import Dead, Done, Failure, Forward, Retry
 from pipeline.store.rows import request_row, result_row
 from tokenweir.connection import CALL_TIMEOUT_S, Argument, Connection
 from tokenweir.errors import StoreUnavailable
@@ -38,6 +38,21 @@ class Reclaimed(NamedTuple):
     cursor: str
     entries: list[Entry]
     lost: int
+
+
+class Ended(NamedTuple):
+    """What a terminal result did: whether it was the first, and which tokens its grant got back."""
+
+    first: bool
+    prompt: int
+    output: int
+
+
+def _failure(failure: Failure | None) -> tuple[Argument, ...]:
+    """How a call ended, for its deployment: us of a pause (-1 = it was answered), why, for its rate."""
+    if failure is None:
+        return (-1, "", 0)
+    return (round(failure.pause_s * 1e6), failure.reason, int(failure.limited))
 
 
 class Streams:
@@ -101,14 +116,17 @@ class Streams:
         reply = await self._connection.run(_FORWARD, args, bind=self._source(lane), rest=targets)
         return cast("list[bytes]", reply)
 
-    async def finish(self, lane: str, rows: Sequence[tuple[str, Done]]) -> list[bool]:
-        """Write terminal results and settle their grants; True = this was the first."""
+    async def finish(self, lane: str, rows: Sequence[tuple[str, Done]]) -> list[Ended]:
+        """Write terminal results and settle their grants."""
         args: list[Argument] = [GROUPS[lane], *self._kept]
         for entry_id, done in rows:
-            used = done.used or (-1, -1)
-            args += (entry_id, done.result.attempt, *used, *result_row(done.result, streamed=done.stream))
+            args += (entry_id, done.result.attempt, *(done.used or (-1, -1)), *_failure(done.failure))
+            args += result_row(done.result, streamed=done.stream)
         reply = await self._connection.run(_FINISH, args, bind=self._source(lane), rest=self._budgets)
-        return [bool(first) for first in reply]
+        return [
+            Ended(bool(first), prompt, output)
+            for first, prompt, output in zip(reply[::3], reply[1::3], reply[2::3], strict=True)
+        ]
 
     async def bury(self, lane: str, rows: Sequence[tuple[Entry, Dead, Result]], *, at_ms: int) -> list[bool]:
         """Move entries to `dead` and answer their callers; True = it was still ours."""
@@ -121,13 +139,7 @@ class Streams:
         """Put failed attempts into the backlog, each (entry id, deployment, outcome) with its due time."""
         args: list[Argument] = [GROUPS[lane]]
         for entry_id, deployment, retry in rows:
-            args += (
-                deployment,
-                round(retry.wait_s * 1e6),
-                round(retry.pause_s * 1e6),
-                retry.reason,
-                int(retry.limited),
-            )
+            args += (deployment, round(retry.wait_s * 1e6), *_failure(retry.failure))
             args += request_row(entry_id, retry.request, window_s=self._window_s)
         return int(await self._connection.run(_RETRY, args, bind=self._source(lane), rest=self._budgets))
 

@@ -197,7 +197,7 @@ class OpenAIChat:
 
 def _hear(response: httpx2.Response, on_headers: Hear) -> None:
     if found := readings(response.headers.raw, now_s=time.time()):
-        on_headers(found)
+        on_headers(found, response.status_code < 400)
 
 
 class _Timer:

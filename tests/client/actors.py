@@ -46,7 +46,7 @@ class Worker:
     async def answer(self, entry: Entry, content: str = "Tomorrow.", **more: Any) -> None:
         """Write the terminal result of an ingest entry."""
         fields = {"id": self.request(entry).id, "status": "ok", "content": content, **more}
-        assert await self.streams.finish(entry.lane, [(entry.id, Done(result=Result(**fields)))]) == [True]
+        assert await self.streams.finish(entry.lane, [(entry.id, Done(result=Result(**fields)))]) == [(True, 0, 0)]
 
     async def answer_all(self) -> list[str]:
         """Answer whatever has come in with its own id; returns the ids."""

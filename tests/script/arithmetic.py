@@ -101,7 +101,9 @@ class Arithmetic:
         self._driver.ask(now, "pause", now + wait_us, granted_at, "provider_429", True)
 
     def settle(self, now: int, reserved: Cost, used: Cost | None, granted_at: int) -> None:
+        """A call was answered."""
         self._driver.ask(now, "settle", self._cost(reserved), self._cost(used) if used else None, granted_at)
+        self._driver.ask(now, "passed", granted_at)
 
     def heard(self, now: int, name: str, left: int, of: int, reset_us: float, sent_at: int) -> str | None:
         """Headers came; returns the alarm."""

@@ -206,8 +206,8 @@ class Bench:
             counted = (
                 (-1, -1) if used is None else (min(used, request.prompt_tokens), max(0, used - request.prompt_tokens))
             )
-            args += (item.entry, result.attempt, *counted, *result_row(result, streamed=streamed))
-        return list(await self.run("entries_finish", args, lane=held[0].lane))
+            args += (item.entry, result.attempt, *counted, -1, "", 0, *result_row(result, streamed=streamed))
+        return list(await self.run("entries_finish", args, lane=held[0].lane))[::3]
 
     async def retry(self, held: Held, *, wait_s: float = 0, pause_s: float = 0, limited: bool = False) -> int:
         """The attempt failed: into the backlog as the next one."""

@@ -156,8 +156,8 @@ async def test_a_refused_connection_is_tried_again(server: Script, deliver: Deli
 
     await stage.aclose()
     assert isinstance(outcome, Retry)
-    assert (outcome.reason, outcome.request.attempt) == ("connection_failed", 3)
-    assert (outcome.wait_s, outcome.pause_s) == (1.0, 0)
+    assert (outcome.failure.reason, outcome.request.attempt) == ("connection_failed", 3)
+    assert (outcome.wait_s, outcome.failure.pause_s) == (1.0, 0)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ async def test_slow_providers_are_given_up(
     again = await stage.handle(deliver())
     await stage.aclose()
     assert isinstance(outcome, Retry)
-    assert outcome.reason == reason
+    assert outcome.failure.reason == reason
     assert done(again).result.content == "Hello"
 
 
@@ -213,7 +213,7 @@ async def test_a_grant_for_an_unknown_deployment_goes_back(premium: Premium, del
     outcome = await premium.handle(deliver(deployment="new"))
 
     assert isinstance(outcome, Retry)
-    assert outcome.reason == "deployment_unknown"
+    assert outcome.failure.reason == "deployment_unknown"
 
 
 async def test_cancelling_at_any_moment_ends_the_call(server: Script, deliver: Deliver) -> None:

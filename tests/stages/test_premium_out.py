@@ -58,7 +58,7 @@ async def test_a_key_or_an_account_that_is_refused_takes_the_deployment_out(
 
     await stage.aclose()
     assert isinstance(outcome, Retry)
-    assert (outcome.reason, outcome.pause_s, outcome.wait_s, outcome.limited) == (reason, 60, 0, False)
+    assert (outcome.failure, outcome.wait_s) == ((reason, 60, False), 0)
 
 
 async def test_an_incident_is_said_once_and_its_end_too(server: Script, deliver: Deliver) -> None:
@@ -93,7 +93,7 @@ async def test_what_the_headers_say_is_heard_at_once(server: Script, deliver: De
     at: list[int] = []
     stage = build(server)
 
-    def hear(readings: Sequence[Reading]) -> None:
+    def hear(readings: Sequence[Reading], answered: bool) -> None:
         heard.extend(readings)
         at.append(len(texts))
 

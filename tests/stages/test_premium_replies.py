@@ -73,8 +73,8 @@ async def test_a_limit_closes_the_deployment_for_as_long_as_it_says(
     outcome = await call(server, deliver())
 
     assert isinstance(outcome, Retry)
-    assert (outcome.reason, outcome.request.attempt, outcome.limited) == (reason, 2, True)
-    assert outcome.pause_s == pytest.approx(pause_s)
+    assert (outcome.failure.reason, outcome.request.attempt, outcome.failure.limited) == (reason, 2, True)
+    assert outcome.failure.pause_s == pytest.approx(pause_s)
     assert outcome.wait_s == 0
 
 
@@ -100,8 +100,8 @@ async def test_passing_trouble_is_tried_again_later(
     outcome = await call(server, deliver())
 
     assert isinstance(outcome, Retry)
-    assert (outcome.reason, outcome.request.attempt) == (reason, 2)
-    assert (outcome.wait_s, outcome.pause_s) == (wait_s, 0)
+    assert (outcome.failure.reason, outcome.request.attempt) == (reason, 2)
+    assert (outcome.wait_s, outcome.failure.pause_s) == (wait_s, 0)
 
 
 REJECTED = {
@@ -186,7 +186,7 @@ async def test_a_200_without_an_answer_is_a_failure(
     outcome = await call(server, deliver())
 
     assert isinstance(outcome, Retry)
-    assert outcome.reason == reason
+    assert outcome.failure.reason == reason
 
 
 async def test_a_reset_connection_is_a_cut_answer(server: Script, deliver: Deliver) -> None:
@@ -196,7 +196,7 @@ async def test_a_reset_connection_is_a_cut_answer(server: Script, deliver: Deliv
     outcome = await call(server, deliver())
 
     assert isinstance(outcome, Retry)
-    assert outcome.reason == "stream_cut"
+    assert outcome.failure.reason == "stream_cut"
 
 
 async def test_an_answer_at_its_end_survives_a_reset(server: Script, deliver: Deliver) -> None:

@@ -8,7 +8,7 @@ from prometheus_client import generate_latest
 
 from pipeline.message import Request
 from pipeline.metrics import REFUSALS, Fallback, Metrics
-from pipeline.outcome import Retry
+from pipeline.outcome import Failure
 from tokenweir.wire import Result, Usage
 
 REQUEST = Request(id="a", body=msgspec.Raw(b"{}"), prompt_tokens=60, output_tokens=40)
@@ -76,7 +76,7 @@ def test_one_request_is_counted_once_in_each(metrics: Metrics) -> None:
 )
 def test_a_refused_key_is_no_429(metrics: Metrics, reason: str, limited: bool, counted: str) -> None:
     """429s, refused keys and broken providers call for different people: each is counted by itself."""
-    metrics.retried("primary", Retry(request=REQUEST, reason=reason, pause_s=60, limited=limited))
+    metrics.failed("primary", Failure(reason, 60, limited))
 
     labels = {"pool": "main", "deployment": "primary"}
     assert value(metrics, "provider_calls_total", **labels, outcome="failed") == 1
