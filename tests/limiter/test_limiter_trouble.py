@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -26,6 +26,14 @@ def own_server() -> Iterator[Server]:
     """A server that the test may maltreat."""
     with running_server(server_kinds()[0]) as server:
         yield server
+
+
+@pytest.fixture
+async def owned(own_server: Server, keys: Keys) -> AsyncIterator[Connection]:
+    """A connection to it."""
+    opened = Connection(connect(own_server.url), keys)
+    yield opened
+    await opened.aclose()
 
 
 async def test_c22_a_reply_lost_after_the_charge_charges_once(
@@ -51,10 +59,9 @@ async def test_c22_a_give_back_whose_reply_is_lost_gives_back_once(
     assert (await books.used("tpm"), await books.used("rpm")) == (100, 1)
 
 
-async def test_c22_a_frozen_server_charges_nobody_who_left(own_server: Server, keys: Keys) -> None:
+async def test_c22_a_frozen_server_charges_nobody_who_left(own_server: Server, keys: Keys, owned: Connection) -> None:
     """Redis stands still while 50 callers ask: they are told in time, and what it charges later goes back."""
-    connection = Connection(connect(own_server.url), keys)
-    books = Books(connection)
+    books = Books(owned)
     async with Limiter(own_server.url, pool=keys.pool, limits={"primary": LIMITS}) as limiter:
         await books.warm()
         os.kill(own_server.pid, signal.SIGSTOP)
@@ -68,7 +75,6 @@ async def test_c22_a_frozen_server_charges_nobody_who_left(own_server: Server, k
         assert {type(call.exception()) for call in calls} == {StoreUnavailable}
     assert await books.used("tpm") == 0
     assert await books.field("granted") == 50
-    await connection.aclose()
 
 
 async def test_c23_without_redis_nothing_is_granted(
@@ -90,18 +96,16 @@ async def test_c23_without_redis_nothing_is_granted(
     assert await books.used("tpm") == 10
 
 
-async def test_c23_a_script_that_may_not_run_grants_nothing(own_server: Server, keys: Keys) -> None:
+async def test_c23_a_script_that_may_not_run_grants_nothing(own_server: Server, keys: Keys, owned: Connection) -> None:
     """Redis answers, but refuses the script: that is no permission to call."""
-    connection = Connection(connect(own_server.url), keys)
     async with Limiter(own_server.url, pool=keys.pool, limits={"primary": LIMITS}) as limiter:
-        await Books(connection).warm()
-        await connection.command("ACL", "SETUSER", "default", "-@scripting")
+        await Books(owned).warm()
+        await owned.command("ACL", "SETUSER", "default", "-@scripting")
         with pytest.raises(StoreUnavailable, match=r"(?i)noperm"):
             await limiter.reserve(tokens=10, wait_s=0).__aenter__()
-        await connection.command("ACL", "SETUSER", "default", "+@scripting")
+        await owned.command("ACL", "SETUSER", "default", "+@scripting")
         async with limiter.reserve(tokens=10, wait_s=5):
             pass
-    await connection.aclose()
 
 
 async def test_c25_flushed_scripts_are_loaded_again(limiter: Limiter, connection: Connection, books: Books) -> None:
@@ -127,38 +131,51 @@ async def test_c25_flushed_scripts_are_loaded_again(limiter: Limiter, connection
     assert await books.used("tpm") == 500
 
 
-async def test_an_emptied_redis_gets_its_limits_again(own_server: Server, keys: Keys) -> None:
+async def test_an_emptied_redis_gets_its_limits_again(own_server: Server, keys: Keys, owned: Connection) -> None:
     """FLUSHALL in the middle: who brought limits puts them there again, and starts as cold as anybody."""
     limits = {"primary": {"rpm": 1000, "tpm": 10_000, "window_s": 2, "send_within_s": 0.1}}
-    connection = Connection(connect(own_server.url), keys)
     async with Limiter(own_server.url, pool=keys.pool, limits=limits) as limiter:
         async with limiter.reserve(tokens=10) as grant:
-            await connection.command("FLUSHALL")
+            await owned.command("FLUSHALL")
             with pytest.raises(LimitReached):
                 await limiter.reserve(tokens=900, wait_s=0).__aenter__()
             grant.cancel()
         async with limiter.reserve(tokens=10, wait_s=5):
             pass
-    assert await Books(connection).used("tpm") == 10
-    await connection.aclose()
+    assert await Books(owned).used("tpm") == 10
 
 
-async def test_an_emptied_redis_without_limits_names_the_cure(own_server: Server, keys: Keys) -> None:
+async def test_what_was_charged_before_redis_was_emptied_takes_nothing_from_others(
+    own_server: Server, keys: Keys, owned: Connection
+) -> None:
+    """A give-back of a charge that Redis has forgotten changes nothing: what stands there is somebody else's."""
+    books = Books(owned)
+    async with Limiter(own_server.url, pool=keys.pool, limits={"primary": LIMITS}) as limiter:
+        await books.warm()
+        async with limiter.reserve(tokens=100) as grant:
+            await owned.command("FLUSHALL")
+            with pytest.raises(LimitReached):
+                await limiter.reserve(tokens=900, wait_s=0).__aenter__()
+            await books.write("tpm.level", 1e6, "rpm.level", 1e5)
+            async with limiter.reserve(tokens=50, wait_s=5):
+                grant.cancel()
+    assert (await books.used("tpm"), await books.used("rpm")) == (50, 1)
+
+
+async def test_an_emptied_redis_names_the_cure(own_server: Server, keys: Keys, owned: Connection) -> None:
     """FLUSHALL where workers own the limits: nothing is granted until one of them is back."""
     async with (
         Limiter(own_server.url, pool=keys.pool, limits={"primary": LIMITS}) as owner,
         Limiter(own_server.url, pool=keys.pool) as limiter,
     ):
-        connection = Connection(connect(own_server.url), keys)
-        await connection.command("FLUSHALL")
+        await owned.command("FLUSHALL")
         with pytest.raises(StoreUnavailable, match="a worker of it puts them there"):
             await limiter.reserve(tokens=10, wait_s=0).__aenter__()
         with pytest.raises(LimitReached):
             await owner.reserve(tokens=10, wait_s=0).__aenter__()
-        await Books(connection).warm()
+        await Books(owned).warm()
         async with limiter.reserve(tokens=10, wait_s=5):
             pass
-        await connection.aclose()
 
 
 async def test_a_grant_taken_too_late_is_exchanged(opened: Open, books: Books) -> None:
