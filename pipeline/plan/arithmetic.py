@@ -64,6 +64,7 @@ return {
     local state, before, after = at(pool[i], now, true), 0, 0
     local paused = state.pause_until
     for _, item in ipairs(state.items) do before = before + item.level end
+    budget.passed(state, granted_at)
     budget.settle(state, budget.cost(prompt, output), budget.cost(prompt, used), granted_at)
     returned(state)
     for _, item in ipairs(state.items) do after = after + item.level end
