@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from tokenweir import Limiter
-from tokenweir.connection import Argument, Connection
+from tokenweir.connection import Connection
 
 # A window so long that nothing leaves it while a test runs, and next to nothing is refilled.
 LIMITS: dict[str, Any] = {"rpm": 1_000_000, "tpm": 10_000_000, "window_s": 100_000, "send_within_s": 60}
 Open = Callable[..., Limiter]
+
+# In one step, since limiters are at work meanwhile.
+_WARM = """
+local budget = cmsgpack.unpack(redis.call('GET', KEYS[1]))
+if ARGV[1] == 'old' then budget.born = 1 end
+for i = 2, #ARGV, 2 do budget.limits[ARGV[i]].level = tonumber(ARGV[i + 1]) end
+redis.call('SET', KEYS[1], cmsgpack.pack(budget))
+"""
 
 
 class Books:
@@ -20,20 +30,22 @@ class Books:
         self._connection = connection
         self._key = connection.keys.key(f"budget:{deployment}")
 
-    async def field(self, name: str) -> float:
-        text = await self._connection.command("HGET", self._key, name)
-        return float(text or 0)
+    async def _read(self) -> dict[str, Any]:
+        saved: dict[str, Any] = msgspec.msgpack.decode(await self._connection.command("GET", self._key))
+        return saved
+
+    async def count(self, name: str) -> int:
+        """`granted` (ever) or `in_flight`."""
+        return int((await self._read()).get(name, 0))
 
     async def used(self, limit: str) -> int:
         """What all slots of the limit's window hold together, and the sum that stands beside them: they must agree."""
-        text = await self._connection.command("HGET", self._key, f"{limit}.slots")
-        _slot_us, _first, _last, charge, used, past = text.decode().split(":")
-        assert int(used) == int(charge) + sum(map(int, past.split())), text
-        return int(used)
+        kept = (await self._read())["limits"][limit]
+        assert kept["used"] == sum(kept["charges"]), kept
+        return int(kept["used"])
 
-    async def write(self, *pairs: Argument) -> None:
-        await self._connection.command("HSET", self._key, *pairs)
-
-    async def warm(self, *, tokens: float = 1e15, requests: float = 1e15) -> None:
-        """As after a long quiet spell, with so much in the buckets (at most what they hold)."""
-        await self.write("born", 1, "tpm.level", tokens, "rpm.level", requests)
+    async def warm(self, *, young: bool = False, **levels: float) -> None:
+        """Full buckets, or with so much by limit; as after a long quiet spell, or `young`: opened a moment ago."""
+        full = dict.fromkeys((await self._read())["limits"], 1e15) | levels
+        words = [word for name, level in full.items() for word in (name, level)]
+        await self._connection.command("EVAL", _WARM, 1, self._key, "young" if young else "old", *words)

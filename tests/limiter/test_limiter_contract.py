@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from typing import Any
@@ -18,9 +17,6 @@ from tokenweir import Limiter, LimitReached
 from tokenweir.connection import Connection
 
 pytestmark = pytest.mark.anyio
-
-CAPACITY = LIMITS["tpm"] // 10
-BAD = [-1, 1.5, math.nan, math.inf, True, "7", None, 10**13, [1]]
 
 
 async def test_a_grant_names_the_deployment_and_is_charged(limiter: Limiter, books: Books) -> None:
@@ -78,11 +74,9 @@ async def test_more_than_reserved_is_charged_too(limiter: Limiter, books: Books)
     assert await books.used("tpm") == 130
 
 
-@pytest.mark.parametrize("value", BAD)
-@pytest.mark.parametrize("value", [-1, math.nan, math.inf, True, "7"])
 async def test_no_wait_means_an_answer_at_once(limiter: Limiter, books: Books) -> None:
     """`wait_s=0` in an empty budget: refused with the time until there is room, nothing charged."""
-    await books.warm(tokens=0)
+    await books.warm(tpm=0)
 
     began = time.monotonic()
     with pytest.raises(LimitReached) as caught:
@@ -96,7 +90,7 @@ async def test_no_wait_means_an_answer_at_once(limiter: Limiter, books: Books) -
 
 async def test_a_bounded_wait_ends(limiter: Limiter, books: Books) -> None:
     """`wait_s=0.2`: neither much sooner nor much later."""
-    await books.warm(tokens=0)
+    await books.warm(tpm=0)
 
     began = time.monotonic()
     with pytest.raises(LimitReached):
@@ -107,7 +101,7 @@ async def test_a_bounded_wait_ends(limiter: Limiter, books: Books) -> None:
 
 async def test_waiting_ends_when_there_is_room(limiter: Limiter, books: Books) -> None:
     """100 tokens a second come in: 30 are there after about 0.3 s, and not before."""
-    await books.warm(tokens=0)
+    await books.warm(tpm=0)
 
     began = time.monotonic()
     async with limiter.reserve(tokens=30):
@@ -116,7 +110,7 @@ async def test_waiting_ends_when_there_is_room(limiter: Limiter, books: Books) -
 
 async def test_what_is_given_back_is_there_for_who_waits(limiter: Limiter, books: Books) -> None:
     """A call that isn't made lets the next one go at once, long before a refill would."""
-    await books.warm(tokens=1000)
+    await books.warm(tpm=1000)
     async with limiter.reserve(tokens=1000) as grant:
         grant.cancel()
         async with limiter.reserve(tokens=990, wait_s=2):
@@ -128,7 +122,7 @@ async def test_calls_in_flight_are_counted(opened: Open, books: Books) -> None:
     async with opened(limits={"primary": LIMITS | {"max_in_flight": 2}}) as limiter, opened() as other:
         await books.warm()
         async with limiter.reserve(tokens=1) as first, other.reserve(tokens=1):
-            assert await books.field("in_flight") == 2
+            assert await books.count("in_flight") == 2
             with pytest.raises(LimitReached):
                 await other.reserve(tokens=1, wait_s=0).__aenter__()
             first.settle(tokens=1)
@@ -136,7 +130,7 @@ async def test_calls_in_flight_are_counted(opened: Open, books: Books) -> None:
                 third.cancel()
                 async with limiter.reserve(tokens=1, wait_s=5):
                     pass
-    assert await books.field("in_flight") == 0
+    assert await books.count("in_flight") == 0
 
 
 async def test_a_dead_programs_calls_are_in_flight_no_longer_in_the_end(
@@ -198,7 +192,7 @@ async def test_the_limits_of_the_workers_are_found(opened: Open, connection: Con
 
 async def test_a_closed_limiter_says_so(limiter: Limiter, books: Books) -> None:
     """Who waits when it is closed, or comes later, gets a RuntimeError, not silence."""
-    await books.warm(tokens=0)
+    await books.warm(tpm=0)
     async with limiter.reserve(tokens=0):
         await limiter.aclose()
     with pytest.raises(RuntimeError, match="closed"):

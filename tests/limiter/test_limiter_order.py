@@ -49,7 +49,7 @@ async def scripts_run(connection: Connection) -> int:
 
 async def test_first_come_first_served(limiter: Limiter, books: Books) -> None:
     """In one class, callers are granted as they came, however they differ in size."""
-    await books.warm(tokens=0)
+    await books.warm(tpm=0)
     queue = Queue(limiter)
     for number in range(30):
         await queue.add(str(number), tokens=1 + number % 7)
@@ -61,7 +61,7 @@ async def test_first_come_first_served(limiter: Limiter, books: Books) -> None:
 
 async def test_higher_classes_go_first(limiter: Limiter, books: Books) -> None:
     """What waits goes by class, not by arrival."""
-    await books.warm(tokens=0)
+    await books.warm(tpm=0)
     queue = Queue(limiter)
     await queue.add("blocks", tokens=40)
     for name in ("batch", "standard", "interactive"):
@@ -75,7 +75,7 @@ async def test_higher_classes_go_first(limiter: Limiter, books: Books) -> None:
 
 async def test_who_comes_above_passes_who_waits_below(limiter: Limiter, books: Books) -> None:
     """A batch caller that leaves a share to others doesn't keep an interactive one from it."""
-    await books.warm(tokens=CAPACITY * 0.2)
+    await books.warm(tpm=CAPACITY * 0.2)
     queue = Queue(limiter)
     await queue.add("batch", tokens=10, priority="batch")
     await queue.add("standard", tokens=10, priority="standard")
@@ -89,7 +89,7 @@ async def test_who_comes_above_passes_who_waits_below(limiter: Limiter, books: B
 
 async def test_small_ones_behind_a_large_one_wait(limiter: Limiter, books: Books) -> None:
     """A caller that fits doesn't pass one of its class that doesn't fit yet: large calls aren't starved."""
-    await books.warm(tokens=1000)
+    await books.warm(tpm=1000)
     queue = Queue(limiter)
     large = await queue.add("large", tokens=1050)
     small = await queue.add("small", tokens=1)
@@ -103,7 +103,7 @@ async def test_small_ones_behind_a_large_one_wait(limiter: Limiter, books: Books
 
 async def test_who_gives_up_keeps_nobody_waiting(limiter: Limiter, books: Books) -> None:
     """When the large one at the head is cancelled, or its time is over, those behind it go at once."""
-    await books.warm(tokens=1000)
+    await books.warm(tpm=1000)
     queue = Queue(limiter)
     large = await queue.add("large", tokens=900_000)
     small = await queue.add("small", tokens=1)
@@ -140,7 +140,7 @@ async def test_many_callers_share_few_questions(limiter: Limiter, books: Books, 
 
 async def test_waiting_is_quiet(limiter: Limiter, books: Books, connection: Connection) -> None:
     """A hundred who wait for room ask when there may be some, not all the time."""
-    await books.warm(tokens=0)
+    await books.warm(tpm=0)
     before = await scripts_run(connection)
     calls = [asyncio.create_task(limiter.reserve(tokens=1_000).__aenter__()) for _ in range(100)]
 
@@ -155,7 +155,7 @@ async def test_waiting_is_quiet(limiter: Limiter, books: Books, connection: Conn
 
 async def test_two_limiters_share_one_budget(limiter: Limiter, opened: Open, books: Books) -> None:
     """What one program takes, the other can't have."""
-    await books.warm(tokens=1000)
+    await books.warm(tpm=1000)
     async with opened() as other, limiter.reserve(tokens=900):
         with pytest.raises(LimitReached):
             await other.reserve(tokens=900, wait_s=0).__aenter__()

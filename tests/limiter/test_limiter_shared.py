@@ -28,7 +28,7 @@ async def test_c16_five_of_forty_pass(opened: Open, books: Books) -> None:
         limiters = [await stack.enter_async_context(opened(limits={"primary": LIMITS})) for _ in range(8)]
         for _ in range(20):
             before = await books.used("tpm")
-            await books.warm(tokens=1000)
+            await books.warm(tpm=1000)
             calls = [limiter.reserve(tokens=175, wait_s=0) for limiter in limiters for _ in range(5)]
             answers = await asyncio.gather(*(call.__aenter__() for call in calls), return_exceptions=True)
 
