@@ -27,7 +27,7 @@ class Caller:
         self.output = output
         self.deadline = deadline  # monotonic; after it a refusal is final
         self.granted = granted
-        self.asked_at = 0.0  # monotonic, of the first time: the charge is younger
+        self.asked_at = 0.0  # monotonic: a charge of this question is younger
         self.place = -1  # of the deployment that is charged; -1 = none, or no longer
         self.charged_at = ""  # on Redis's clock
 

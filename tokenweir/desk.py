@@ -149,7 +149,7 @@ class Desk:
         args = (self._questions, f"{self._name}:", " ".join(endings), wanted)
         began = time.monotonic()
         for caller in callers:
-            caller.asked_at = caller.asked_at or began
+            caller.asked_at = began
         self._asked = callers
         retry_s = _FIRST_RETRY_S
         while True:

@@ -99,6 +99,16 @@ async def test_a_bounded_wait_ends(limiter: Limiter, books: Books) -> None:
     assert 0.2 <= time.monotonic() - began < 1.2
 
 
+async def test_who_has_waited_for_long_is_granted_once(opened: Open, books: Books) -> None:
+    """The time to take up a grant begins with the grant, not with the first time that there was no room."""
+    async with opened(limits={"primary": LIMITS | {"send_within_s": 0.4}}) as limiter:
+        await books.warm(tpm=0)
+        async with limiter.reserve(tokens=50):  # after half a second
+            pass
+
+    assert await books.count("granted") == 1
+
+
 async def test_waiting_ends_when_there_is_room(limiter: Limiter, books: Books) -> None:
     """100 tokens a second come in: 30 are there after about 0.3 s, and not before."""
     await books.warm(tpm=0)
