@@ -2,8 +2,8 @@
 -- What a worker has to tell of its calls: what providers' headers said, and what the budgets were when it last saw them.
 --
 -- KEYS  limits deferred backlog:meta *
--- ARGV  rows of nine: `heard`, deployment, limit, left, of how many, full again in (us; 0 = not said), sent at (us), '',
---       whether the call was answered (0|1);
+-- ARGV  rows of nine: `heard`, deployment, limit, left, of how many, full again in (us; 0 = not said), sent at (us),
+--       what the call had reserved of it, whether it was answered (0|1);
 --       or `seen`, deployment, limit, born, cum, used, level, at (us), server
 -- Reply {deployment, limit, alarm} for each of part_feedback.lua's alarms
 -- include clock
@@ -22,7 +22,7 @@ for at = 1, #ARGV, 9 do
     local paused = state.pause_until
     if ARGV[at + 8] == '1' then budget.passed(state, n[4]) end
     reopened = reopened or state.pause_until < paused
-    local alarm = budget.heard(state, name, n[1], n[2], n[3], n[4])
+    local alarm = budget.heard(state, name, n[1], n[2], n[3], n[4], n[5])
     state.changed = true
     if alarm then alarms[#alarms + 1] = {deployment.name, name, alarm} end
   end

@@ -38,7 +38,7 @@ end
 for _, entry in ipairs(REST) do
   local terms = redis.call('HGET', K.limits, string.sub(entry.name, #'budget:' + 1))
   if terms and redis.call('EXISTS', entry.key) == 0 then
-    redis.call('HSET', entry.key, unpack(budget.fields(budget.open({}, cjson.decode(terms), now))))
+    redis.call('SET', entry.key, cmsgpack.pack(budget.saved(budget.open(nil, cjson.decode(terms), now))))
   end
 end
 return {tonumber(redis.call('HGET', K.limits, '@version') or 0), differ}

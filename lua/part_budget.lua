@@ -1,16 +1,15 @@
 -- The arithmetic of one deployment's budget: token bucket and rolling window over several limits.
--- Pure: no redis.call. The caller reads the hash, passes `now` and writes what `budget.fields` returns.
+-- Pure: no redis.call. The caller passes what was saved, and `now`, and keeps what `budget.saved` returns.
 --
 -- term    {limits, settlement, max_in_flight, feedback}, see tokenweir/terms.py
 -- limit   {name, limit, window_us, late_us, slot_us, capacity, rate (per us), cold, paced, resets_us}
--- hash    at (us of the last refill), born (us of the cold start), granted (count), in_flight (grants not settled);
---         pause_until (us; 0 = none), paused_at, probe_at, why; factor (narrowed rate); server (its run id), settle_until;
---         refunds (0|1), heard_at and samples (part_feedback.lua);
---         per limit: <name>.level, <name>.cum (all charges ever), <name>.told (limit that the provider states),
---         <name>.debt (taken over after a cold start), <name>.base, <name>.back (cum when the server changed, and how much
---         that was missing in it has come back), <name>.gross, <name>.net (part_feedback.lua),
---         <name>.slots = "slot_us:first:last:charge:used:past": `charge` stands in slot `last`, and `past` lists
---         the charges of the slots from `first` up to it; most calls need to read none of them
+-- saved   {at (us of the last refill), born (us of the cold start), granted (count), in_flight (grants not settled),
+--          server (run id of the server that wrote it), limits = {<name> = {level, cum (all charges ever), used (in the
+--          window), slot_us, first (number of the first slot), charges (by slot, up to the present one)}}};
+--         and what is seldom needed: pause_until (us), paused_at, probe_at, why; factor (of a narrowed rate);
+--         settle_until; refunds, heard_at, samples, hold_at (part_feedback.lua); of a limit told (what the provider
+--         states), debt (taken over after a cold start), base, back (cum when the server changed, and how much that was
+--         missing in it has come back), gross, net, spare, heard_at, left, foreign (part_feedback.lua)
 -- cost    {rpm = 1, tpm = 570, ...}: integers >= 0
 local budget = {}
 
@@ -23,7 +22,8 @@ local HEALING = 0.005 / 1e6
 local PROBE_US = 10000000
 -- After a change of server nobody is granted for so long: every worker tells meanwhile what it has seen.
 local SETTLE_US = 1000000
-local COUNTS = {'granted', 'in_flight', 'heard_at', 'probe_at', 'paused_at', 'settle_until', 'pause_until'}
+local COUNTS = {'granted', 'in_flight'}
+local TIMES = {'heard_at', 'probe_at', 'paused_at', 'settle_until', 'pause_until', 'hold_at'}
 -- When a slot in flight comes free nobody knows; look again after this.
 local IN_FLIGHT_US = 1000000
 
@@ -45,96 +45,79 @@ end
 
 -- Move on to the slot of `now`, and forget those that have gone.
 local function roll(item, now)
-  local limit, current = item.limit, slot_of(item.limit, now)
-  local first = budget.oldest(limit, now)
-  if item.last < first then
-    item.first, item.last, item.charge, item.used, item.past = current, current, 0, 0, ''
+  local charges, count = item.charges, #item.charges
+  local gone = budget.oldest(item.limit, now) - item.first
+  if gone >= count then
+    item.first, item.charges, item.used = slot_of(item.limit, now), {0}, 0
     return
   end
-  if item.last < current then
-    item.past = item.past .. string.format('%.0f ', item.charge) .. string.rep('0 ', current - item.last - 1)
-    item.last, item.charge = current, 0
+  for i = count + 1, slot_of(item.limit, now) - item.first + 1 do charges[i] = 0 end
+  if gone <= 0 then return end
+  local kept = {}
+  for i = 1, #charges do
+    if i > gone then kept[i - gone] = charges[i] else item.used = item.used - charges[i] end
   end
-  local at = 1
-  while item.first < first do
-    local space = string.find(item.past, ' ', at, true)
-    item.used = item.used - tonumber(string.sub(item.past, at, space - 1))
-    item.first, at = item.first + 1, space + 1
-  end
-  if at > 1 then item.past = string.sub(item.past, at) end
-end
-
-local function read_slots(text, limit, now)
-  local current = slot_of(limit, now)
-  local fresh = {first = current, last = current, charge = 0, used = 0, past = ''}
-  local slot_us, first, last, charge, used, past = string.match(text or '', '^(%d+):(%d+):(%d+):(%d+):(%d+):(.*)$')
-  if not slot_us then return fresh, text == nil end
-  if tonumber(slot_us) ~= limit.slot_us then
-    -- The window was changed while running: count all of it as charged just now, which is the safe side.
-    fresh.charge, fresh.used = tonumber(used), tonumber(used)
-    return fresh, true
-  end
-  return {first = tonumber(first), last = tonumber(last), charge = tonumber(charge), used = tonumber(used), past = past}, true
-end
-
--- The charges of all slots from `item.first` on, as a table.
-function budget.slots(item)
-  local charges = {}
-  for charge in string.gmatch(item.past, '%d+') do charges[#charges + 1] = tonumber(charge) end
-  charges[#charges + 1] = item.charge
-  return charges
+  item.first, item.charges = item.first + gone, kept
 end
 
 -- Add `amount` (below 0: take it out) to the slot that holds `at`, which is one that a window may still hold.
 function budget.put(item, amount, at)
-  local index = slot_of(item.limit, at)
-  if index >= item.last then
-    item.charge = item.charge + amount
-  else
-    if index < item.first then
-      item.past = string.rep('0 ', item.first - index) .. item.past
-      item.first = index
-    end
-    local charges = budget.slots(item)
-    local place = index - item.first + 1
-    charges[place] = charges[place] + amount
-    for i = 1, #charges do charges[i] = string.format('%.0f', charges[i]) end
-    charges[#charges] = ''
-    item.past = table.concat(charges, ' ')
+  local place = slot_of(item.limit, at) - item.first + 1
+  if place < 1 then
+    local charges = {}
+    for i = 1, 1 - place do charges[i] = 0 end
+    for i, charge in ipairs(item.charges) do charges[i + 1 - place] = charge end
+    item.first, item.charges, place = item.first + place - 1, charges, 1
   end
+  place = math.min(place, #item.charges)
+  item.charges[place] = item.charges[place] + amount
   item.used = item.used + amount
 end
 
-local function opened(flat, limit, state, restart, passed, moved)
-  local name = limit.name
-  restart = restart and limit.paced
-  local told = tonumber(flat[name .. '.told']) or limit.limit
+-- What others take of the key is missing in the refill, for as long as the provider tells of it.
+local function less_foreign(item, was, state)
+  item.heard_at, item.left, item.foreign = was.heard_at, was.left, was.foreign or 0
+  if item.heard_at and state.now - item.heard_at > 10 * item.limit.window_us then item.heard_at, item.foreign = nil, 0 end
+  item.rate = math.max(0.02 * item.rate, math.min(item.rate, item.allowed / item.limit.window_us - item.foreign))
+end
+
+local function opened(was, limit, state, passed, moved)
+  local told = was and was.told or limit.limit
   local share = math.min(1, told / limit.limit)
-  local level = not restart and tonumber(flat[name .. '.level'])
-  local item, readable = read_slots(not restart and flat[name .. '.slots'] or nil, limit, state.now)
-  if not level or not readable then level, state.born, state.changed = nil, state.now, true end
-  item.limit, item.name, item.paced, item.told = limit, name, limit.paced, told
+  local item = {limit = limit, name = limit.name, paced = limit.paced, told = told}
   item.allowed, item.capacity = limit.limit * share, limit.capacity * share
   item.rate = limit.rate * share * state.factor
-  item.level = level and math.min(item.capacity, level + passed * item.rate) or math.min(item.capacity, limit.cold)
-  item.cum = tonumber(flat[name .. '.cum']) or 0
-  item.debt = level and tonumber(flat[name .. '.debt']) or 0
-  item.base = moved and item.cum or tonumber(flat[name .. '.base']) or 0
-  item.back = not moved and tonumber(flat[name .. '.back']) or 0
-  if name == 'tpm' and state.term.settlement == 'auto' then
+  if was and was.slot_us == limit.slot_us then
+    item.first, item.charges, item.used = was.first, was.charges, was.used
+  else
+    -- A window that was changed while running: all of it counts as charged just now, which is the safe side.
+    item.used = was and was.used or 0
+    item.first, item.charges = slot_of(limit, state.now), {item.used}
+  end
+  if state.term.feedback and limit.paced then less_foreign(item, was or {}, state) end
+  if was then
+    item.level = math.min(item.capacity, was.level + passed * item.rate)
+  else
+    item.level, state.born, state.changed = math.min(item.capacity, limit.cold), state.now, true
+  end
+  was = was or {}
+  item.cum, item.debt = was.cum or 0, was.debt or 0
+  item.base, item.back = moved and item.cum or was.base or 0, not moved and was.back or 0
+  if limit.name == 'tpm' and state.term.settlement == 'auto' then
     -- What the provider's own bucket lacks, if it never refunds and if it always does.
     local refilled = passed * item.allowed / limit.window_us
-    item.gross = math.max(0, (tonumber(flat[name .. '.gross']) or 0) - refilled)
-    item.net = math.max(0, (tonumber(flat[name .. '.net']) or 0) - refilled)
+    item.gross, item.net = math.max(0, (was.gross or 0) - refilled), math.max(0, (was.net or 0) - refilled)
+    item.spare = was.spare or 0
   end
   roll(item, state.now)
   return item
 end
 
--- The budget as of `now`: refilled, old slots forgotten. A budget without state starts cold, and so does one that a
--- new limit is added to. `server` (may be nil) is the run id of the server that is asked.
-function budget.open(flat, term, now, server)
-  local at, longest = tonumber(flat.at), 0
+-- The budget as of `now`: refilled, old slots forgotten. Without what was saved (nil) it starts cold, and so does one
+-- that a new limit is added to. `server` (may be nil) is the run id of the server that is asked.
+function budget.open(was, term, now, server)
+  was = was or {}
+  local at, longest = was.at, 0
   for _, limit in ipairs(term.limits) do
     if limit.paced or longest == 0 then longest = math.max(longest, limit.window_us + limit.late_us) end
   end
@@ -142,22 +125,23 @@ function budget.open(flat, term, now, server)
   -- stands still. By more than a window it was wrong before: start cold, or the budget would be closed as long.
   local restart = at ~= nil and at - now > longest
   local back = restart and at - now or 0
-  local state = {now = restart and now or math.max(now, at or now), term = term, flat = flat, items = {}}
+  local state = {now = restart and now or math.max(now, at or now), term = term, items = {}}
   local passed = restart and 0 or state.now - (at or now)
-  for _, name in ipairs(COUNTS) do
-    state[name] = tonumber(flat[name]) or 0
-  end
-  state.probe_at, state.paused_at = math.max(0, state.probe_at - back), math.max(0, state.paused_at - back)
-  state.pause_until = math.max(0, state.pause_until - back)
+  for _, name in ipairs(COUNTS) do state[name] = was[name] or 0 end
+  for _, name in ipairs(TIMES) do state[name] = math.max(0, (was[name] or 0) - back) end
   state.settle_until = math.min(state.settle_until, state.now + SETTLE_US)
-  state.born = not restart and tonumber(flat.born) or state.now
-  state.why, state.refunds, state.samples = flat.why or '', flat.refunds == '1', flat.samples or ''
-  state.factor = math.min(1, (tonumber(flat.factor) or 1) + passed * HEALING)
-  state.server = server or flat.server or ''
-  local moved = at ~= nil and (flat.server or '') ~= '' and flat.server ~= state.server
+  state.born = not restart and was.born or state.now
+  state.why, state.refunds, state.samples = was.why or '', was.refunds or false, was.samples
+  state.factor = math.min(1, (was.factor or 1) + passed * HEALING)
+  state.server = server or was.server
+  local moved = was.server ~= nil and was.server ~= state.server
   if moved then state.settle_until = state.now + SETTLE_US end
-  state.changed = not at or restart or (flat.server or '') ~= state.server
-  for i, limit in ipairs(term.limits) do state.items[i] = opened(flat, limit, state, restart, passed, moved) end
+  state.changed = not at or restart or was.server ~= state.server
+  for i, limit in ipairs(term.limits) do
+    local kept = was.limits and was.limits[limit.name]
+    -- A day's count outlives a clock that was put right.
+    state.items[i] = opened((not restart or not limit.paced) and kept or nil, limit, state, passed, moved)
+  end
   return state
 end
 
@@ -168,7 +152,7 @@ local function window_wait(item, need, now)
   if limit.resets_us >= 0 then
     return limit.window_us - (now - limit.resets_us) % limit.window_us + limit.late_us
   end
-  for i, charge in ipairs(budget.slots(item)) do
+  for i, charge in ipairs(item.charges) do
     over = over - charge
     if over <= 0 then return (item.first + i) * limit.slot_us + limit.window_us + limit.late_us - now end
   end
@@ -188,6 +172,14 @@ local function closed(state)
   return math.max(0, until_at - state.now)
 end
 
+-- What is held back for a while, to be let go at once: see `ask` in part_feedback.lua.
+local HOLD_SHARE, HOLD_US = 0.09, 30000000
+local function held(state, item)
+  local since = state.now - state.hold_at
+  if not item.gross or since >= HOLD_US then return 0 end
+  return math.min(HOLD_SHARE * item.allowed, 0.9 * item.capacity) * since / HOLD_US
+end
+
 -- Microseconds until `cost` fits for who has that floor (a rank, or `simple`); 0 = now. math.huge = never.
 function budget.wait(state, cost, floor)
   local longest, share = closed(state), budget.floors[floor]
@@ -197,7 +189,7 @@ function budget.wait(state, cost, floor)
     if item.paced then
       -- A floor never keeps out what could otherwise go: large requests of a low class must get through too.
       if share > 0 then kept = math.min(share * capacity, math.max(0, capacity - price)) end
-      local need = math.min(capacity, price + kept)
+      local need = math.min(capacity, price + kept + held(state, item))
       if item.level < need then longest = math.max(longest, math.ceil((need - item.level) / item.rate)) end
     end
     if price + kept + item.used > item.allowed then
@@ -231,9 +223,13 @@ end
 
 -- Charge `amount` of one limit now; the level may become a debt.
 function budget.add(item, amount)
-  item.charge, item.used = item.charge + amount, item.used + amount
-  item.level, item.cum = item.level - amount, item.cum + amount
-  if item.gross then item.gross, item.net = item.gross + amount, item.net + amount end
+  local charges = item.charges
+  charges[#charges] = charges[#charges] + amount
+  item.used, item.level, item.cum = item.used + amount, item.level - amount, item.cum + amount
+  if item.gross then
+    -- More than all of it no bucket can lack.
+    item.gross, item.net = math.min(item.allowed, item.gross + amount), math.min(item.allowed, item.net + amount)
+  end
 end
 
 -- Take `cost` from every limit for a call: only after `budget.wait` said 0.
@@ -245,10 +241,9 @@ end
 
 -- Undo up to `amount` of what was charged at `granted_at`: out of the very slot, never as fresh credit.
 function budget.take_back(item, amount, granted_at)
-  local index = slot_of(item.limit, granted_at)
-  if index < item.first then return end
-  local held = index >= item.last and item.charge or budget.slots(item)[index - item.first + 1]
-  amount = math.min(amount, held)
+  local place = math.min(slot_of(item.limit, granted_at) - item.first + 1, #item.charges)
+  if place < 1 then return end
+  amount = math.min(amount, item.charges[place])
   if amount > 0 then
     budget.put(item, -amount, granted_at)
     item.level = math.min(item.capacity, item.level + amount)
@@ -265,36 +260,25 @@ function budget.uncharge(state, cost, granted_at)
   if state.probe_at == granted_at then state.probe_at = 0 end
 end
 
--- The hash's new fields, flat; those that are seldom needed only once they were. string.format, since tostring keeps
--- 14 digits.
-function budget.fields(state)
-  local flat = {'at', string.format('%.0f', state.now), 'born', string.format('%.0f', state.born)}
-  local function put(name, value, usual)
-    if value == usual and state.flat[name] == nil then return end
-    flat[#flat + 1] = name
-    flat[#flat + 1] = type(value) == 'number' and string.format('%.17g', value) or value
+-- What is to be kept of the budget: plain tables, numbers and texts.
+function budget.saved(state)
+  local kept = {at = state.now, born = state.born, factor = state.factor < 1 and state.factor or nil,
+    server = state.server, why = state.why ~= '' and state.why or nil, refunds = state.refunds or nil, samples = state.samples,
+    limits = {}}
+  local function put(into, from, name, usual)
+    if from[name] ~= usual then into[name] = from[name] end
   end
-  put('server', state.server, '')
-  put('factor', state.factor, 1)
-  put('why', state.why, '')
-  put('samples', state.samples, '')
-  put('refunds', state.refunds and 1 or 0, 0)
-  for _, name in ipairs(COUNTS) do put(name, state[name], 0) end
+  for _, name in ipairs(COUNTS) do put(kept, state, name, 0) end
+  for _, name in ipairs(TIMES) do put(kept, state, name, 0) end
   for _, item in ipairs(state.items) do
-    local name, limit = item.limit.name, item.limit
-    put(name .. '.level', item.level)
-    put(name .. '.cum', item.cum)
-    put(name .. '.told', item.told, limit.limit)
-    put(name .. '.debt', item.debt, 0)
-    put(name .. '.base', item.base, 0)
-    put(name .. '.back', item.back, 0)
-    if item.gross then
-      put(name .. '.gross', item.gross)
-      put(name .. '.net', item.net)
-    end
-    flat[#flat + 1] = name .. '.slots'
-    flat[#flat + 1] = string.format('%.0f:%.0f:%.0f:%.0f:%.0f:', limit.slot_us, item.first, item.last, item.charge, item.used)
-      .. item.past
+    local limit = {level = item.level, cum = item.cum, used = item.used, slot_us = item.limit.slot_us, first = item.first,
+      charges = item.charges, gross = item.gross, net = item.net, spare = item.spare, heard_at = item.heard_at,
+      left = item.left, foreign = item.foreign}
+    put(limit, item, 'told', item.limit.limit)
+    put(limit, item, 'debt', 0)
+    put(limit, item, 'base', 0)
+    put(limit, item, 'back', 0)
+    kept.limits[item.name] = limit
   end
-  return flat
+  return kept
 end

@@ -6,9 +6,16 @@ local STALE_US = 15000000
 -- Kept back from what the provider says is left: other programs on the key are spending meanwhile.
 local MARGIN = 0.05
 local LOWEST = -0.01
--- A difference between the two accounts of the provider's bucket that says something, as a share of the limit.
-local TELLING = 0.05
-local SAMPLES = 20
+-- Differences between the two accounts of the provider's bucket, as shares of the limit: from which on they say
+-- something, and which contradicts what was proven.
+local TELLING, CONTRARY = 0.05, 0.1
+-- So many readings prove that refunds come back, when at least this share of them does without any doubt.
+local SAMPLES, RETURNED = 20, 0.1
+-- Worth asking for: this share of what is reserved stays unused, and this share of the limit is in use. Then ask again
+-- after so many windows, sooner where the answer was a good one.
+local WORTH, BUSY, ASK_SOON, ASK_AGAIN = 0.1, 0.85, 3, 30
+-- Others' rate is taken between readings so far apart, in steps of this weight, while less than this share is left.
+local BETWEEN_US, WEIGHT, SCARCE = 5000000, 0.3, 0.4
 local NARROWER, NARROWEST = 0.7, 0.2
 
 -- Whether unused tokens are taken back: by policy, or because the provider proved that it does.
@@ -22,6 +29,9 @@ function budget.settle(state, reserved, used, granted_at)
   local refund = budget.refunding(state)
   for _, item in ipairs(state.items) do
     local unused = (reserved[item.limit.name] or 0) - (used[item.limit.name] or 0)
+    if item.spare and (reserved[item.limit.name] or 0) > 0 then
+      item.spare = item.spare + 0.05 * (unused / reserved[item.limit.name] - item.spare)
+    end
     if unused < 0 then
       budget.add(item, -unused)
     elseif unused > 0 then
@@ -44,7 +54,8 @@ end
 -- tell; without them the rate is cut, once a pause, and heals slowly.
 function budget.pause(state, till, granted_at, why, narrow)
   if narrow then
-    state.refunds, state.samples = false, ''
+    state.refunds, state.samples = false, nil
+    for _, item in ipairs(state.items) do item.gross = item.net end
     local blind = not state.term.feedback or state.now - state.heard_at > 60e6
     if blind and granted_at >= state.paused_at then
       state.factor, state.paused_at = math.max(NARROWEST, state.factor * NARROWER), state.now
@@ -60,39 +71,73 @@ local function named(state, name)
   end
 end
 
--- What the provider can't have counted yet when it said what was left to a call sent at `sent_at`.
+-- All that was charged since then.
 local function charged_since(item, at)
-  local charges, sum = budget.slots(item), 0
+  local charges, sum = item.charges, 0
   for i = #charges, math.max(1, math.floor(at / item.limit.slot_us) - item.first + 1), -1 do sum = sum + charges[i] end
   return sum
 end
 
--- Learn from one more reading whether unused tokens come back: 1 = all that is missing in the one account and not in
--- the other did. Returns `proven`, `contradicted`, or nil.
-local function compare(state, item, left, limit)
-  local lacks, gap = limit - left, item.gross - item.net
+-- From now on both accounts say what the provider said.
+local function agree(item, lacks) item.gross, item.net = lacks, lacks end
+
+-- Learn from one more reading whether unused tokens come back. Without refunds the provider's bucket lacks at least what
+-- is in `gross`, but for what it may not have counted yet (`since`): what is missing of that has come back. Returns
+-- `proven`, `contradicted`, or nil.
+local function compare(state, item, lacks, since)
   if state.refunds then
-    if lacks - item.net < 2 * TELLING * item.allowed then return nil end
-    state.refunds, state.samples = false, ''
+    if lacks - item.net < CONTRARY * item.allowed then return nil end
+    state.refunds, state.samples = false, nil
     -- From here on all counts: what we took back and the provider didn't is charged again.
     if lacks > item.used then budget.add(item, lacks - item.used) end
+    agree(item, lacks)
     return 'contradicted'
   end
+  local gap = item.gross - item.net
+  -- Less than with every refund can't be: these are calls that never reached the provider.
+  local never = math.max(0, item.net - since - lacks)
+  item.gross, item.net = item.gross - never, item.net - never
   if gap < TELLING * item.allowed then return nil end
-  local share = math.max(-1, math.min(2, (item.gross - lacks) / gap))
-  local n, sum, squares = string.match(state.samples, '^(%S+) (%S+) (%S+)$')
-  n, sum, squares = (n or 0) + 1, (sum or 0) + share, (squares or 0) + share * share
-  state.samples = string.format('%d %.17g %.17g', n, sum, squares)
+  local share = math.max(-1, math.min(1, (item.gross - since - lacks) / gap))
+  local known = state.samples or {n = 0, sum = 0, squares = 0}
+  local n, sum, squares = known.n + 1, known.sum + share, known.squares + share * share
+  state.samples = {n = n, sum = sum, squares = squares}
   local mean = sum / n
   local error = math.sqrt(math.max(0, squares / n - mean * mean) / n)
-  if n < SAMPLES or mean - 2 * error <= 0.5 then return nil end
-  state.refunds, state.samples = true, ''
+  if n < SAMPLES or mean - 2 * error <= RETURNED then return nil end
+  state.refunds, state.samples = true, nil
+  agree(item, lacks)
   return 'proven'
 end
 
--- A provider's headers to a call sent at `sent_at`: `left` of `limit`, full again in `reset_us` (0 = not said).
--- Returns what is worth an alarm: `limit_lower`, `foreign_use`, `refunds_proven`, `refunds_contradicted`, or nil.
-function budget.heard(state, name, left, limit, reset_us, sent_at)
+-- Under a steady load the two accounts never differ, and nothing can be learnt. Then a little is held back for a while
+-- and let go at once, within the capacity as ever: what that leaves missing tells.
+local function ask(state, item)
+  if state.refunds or item.spare < WORTH or item.used < BUSY * item.allowed then return end
+  local promising = state.samples and state.samples.sum > 0
+  local windows = state.hold_at == 0 and 1 or promising and ASK_SOON or ASK_AGAIN
+  if state.now - math.max(state.hold_at, state.born) < windows * item.limit.window_us then return end
+  state.hold_at = state.now
+  if not promising then state.samples = nil end
+end
+
+-- Learn how fast others use the key: what is missing between two readings and was neither charged by us nor refilled.
+local function learn_foreign(item, left, sent_at)
+  if item.heard_at and sent_at - item.heard_at < BETWEEN_US then return end
+  if item.heard_at then
+    local ours = charged_since(item, item.heard_at) - charged_since(item, sent_at)
+    local foreign = (item.left - left - ours) / (sent_at - item.heard_at) + item.allowed / item.limit.window_us
+    -- A bucket that was full meanwhile lost refill that nobody took; and while much is left nobody lacks it.
+    if math.max(left, item.left) > SCARCE * item.allowed then foreign = 0 end
+    item.foreign = math.max(0, item.foreign + WEIGHT * (foreign - item.foreign))
+  end
+  item.heard_at, item.left = sent_at, left
+end
+
+-- A provider's headers to a call that cost `own` and was sent at `sent_at`: `left` of `limit`, full again in `reset_us`
+-- (0 = not said). Returns what is worth an alarm: `limit_lower`, `foreign_use`, `refunds_proven`,
+-- `refunds_contradicted`, or nil.
+function budget.heard(state, name, left, limit, reset_us, sent_at, own)
   local item = named(state, name)
   if not item or left < 0 or limit < 1 or left > limit or state.now - sent_at > STALE_US then return nil end
   -- Headers of one name mean a minute at one provider and a day at the next; theirs says which.
@@ -102,12 +147,20 @@ function budget.heard(state, name, left, limit, reset_us, sent_at)
   state.heard_at = state.now
   local lower = limit < math.min(item.limit.limit, item.told)
   item.told = limit
-  local learnt = item.gross and ours and compare(state, item, left, limit)
+  -- What the provider can't have counted yet; the call that brought this has been.
+  local since = math.max(0, charged_since(item, sent_at - item.limit.late_us) - own)
+  local lacks, learnt = limit - left, nil
+  -- Only of a bucket: what it lacks comes back at its refill.
+  local refill_us = lacks * item.limit.window_us / limit
+  if item.gross and math.abs(reset_us - refill_us) <= 0.1 * refill_us + 20000 then
+    learnt = compare(state, item, lacks, since)
+    ask(state, item)
+  end
   -- However a provider counts, it holds no more of ours than our window does.
-  local foreign = limit - left > item.used + MARGIN * item.allowed
+  local foreign = lacks > item.used + MARGIN * item.allowed
   if state.term.feedback then
-    local known = left - charged_since(item, sent_at - item.limit.late_us)
-    item.level = math.min(item.level, math.max(known - MARGIN * item.allowed, LOWEST * item.allowed))
+    learn_foreign(item, left, sent_at)
+    item.level = math.min(item.level, math.max(left - since - MARGIN * item.allowed, LOWEST * item.allowed))
   end
   return learnt and 'refunds_' .. learnt or lower and 'limit_lower' or foreign and 'foreign_use' or nil
 end

@@ -16,9 +16,8 @@ do
   for _, entry in ipairs(REST) do
     local name = string.match(entry.name, '^budget:(.*)$')
     if name and terms[name] then
-      local flat, raw = {}, redis.call('HGETALL', entry.key)
-      for i = 1, #raw, 2 do flat[raw[i]] = raw[i + 1] end
-      local state = budget.open(flat, cjson.decode(terms[name]), now, server)
+      local raw = redis.call('GET', entry.key)
+      local state = budget.open(raw and cmsgpack.unpack(raw), cjson.decode(terms[name]), now, server)
       deployments[#deployments + 1] = {name = name, key = entry.key, term = state.term, state = state}
       deployments[name] = deployments[#deployments]
     end
@@ -35,7 +34,7 @@ end
 local function save_budgets()
   for _, deployment in ipairs(deployments) do
     local state = deployment.state
-    if state.changed then redis.call('HSET', deployment.key, unpack(budget.fields(state))) end
+    if state.changed then redis.call('SET', deployment.key, cmsgpack.pack(budget.saved(state))) end
   end
 end
 

@@ -36,7 +36,7 @@ async def start(store: Store, metrics: Metrics, calls: Sequence[tuple[Delivery, 
         metrics.started(delivery.deployment, answer, request)
         if answer == "started":
             call_by = asked + store.gate.call_within_s(delivery.deployment)
-            hear = partial(store.gate.hear, delivery.deployment, sent_ms=now_ms)
+            hear = partial(store.gate.hear, delivery.deployment, request=request, sent_ms=now_ms)
             started.append(msgspec.structs.replace(timed(delivery, request, store, now_ms), call_by=call_by, hear=hear))
         else:
             log.info("grant_not_started", request_id=request.id, answer=answer)

@@ -25,11 +25,10 @@ local pool = {}
 local function at(deployment, now, changes)
   if deployment.opened ~= now then
     if deployment.changed or not deployment.opened then
-      local fields = deployment.state and budget.fields(deployment.state) or {}
-      for i = 1, #fields, 2 do deployment.flat[fields[i]] = fields[i + 1] end
+      deployment.kept = deployment.state and budget.saved(deployment.state)
     end
-    deployment.state, deployment.opened = budget.open(deployment.flat, deployment.term, now), now
-    deployment.changed = next(deployment.flat) == nil
+    deployment.state, deployment.opened = budget.open(deployment.kept, deployment.term, now), now
+    deployment.changed = deployment.kept == nil
   end
   deployment.changed = deployment.changed or changes
   return deployment.state
@@ -38,7 +37,7 @@ end
 local function returned(state) state.in_flight = math.max(0, state.in_flight - 1) end
 
 return {
-  add = function(term) pool[#pool + 1] = {term = term, flat = {}} end,
+  add = function(term) pool[#pool + 1] = {term = term} end,
 
   take = function(now, prompt, output, floor, kept)
     local cost, best, shortest, nearest = budget.cost(prompt, output), 0, math.huge, 0

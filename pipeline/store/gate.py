@@ -114,11 +114,15 @@ class Gate:
         """Undo grants that were started and never called for; returns how many were still ours."""
         return int(await self._grant(_RETURN, [self._consumer, *self._rows(rows)]))
 
-    def hear(self, deployment: str, readings: Iterable[Reading], answered: bool, *, sent_ms: float) -> None:
+    def hear(
+        self, deployment: str, readings: Iterable[Reading], answered: bool, *, request: Request, sent_ms: float
+    ) -> None:
         """Take what a provider's headers said to a call that was sent then (Redis time); `report` passes it on."""
+        prompt, output = request.prompt_tokens, request.output_tokens
+        own = {"rpm": 1, "tpm": prompt + output, "itpm": prompt, "otpm": output}
         for one in readings:
             figures = (one.left, one.of, round(one.reset_s * 1e6), round(sent_ms * 1000))
-            row = ("heard", deployment, one.limit, *figures, "", int(answered))
+            row = ("heard", deployment, one.limit, *figures, own.get(one.limit, 0), int(answered))
             former = self._heard.get((deployment, one.limit))
             # Answers overtake each other; the call that was sent last knows of the others.
             if former is None or former[6] <= row[6]:  # type: ignore[operator]  # both are whole numbers

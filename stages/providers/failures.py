@@ -79,8 +79,9 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def overloaded(self) -> bool:
-        """Whether the provider is short of machines, rather than we of budget."""
-        return "overloaded" in f"{self.code} {self.type} {self.message}".lower()
+        """Whether too much goes on at the same time, at the provider or by us; more budget would be no cure."""
+        words = f"{self.code} {self.type} {self.message}".lower()
+        return "overloaded" in words or "concurren" in words
 
 
 def scrub(text: str, secret: str) -> str:

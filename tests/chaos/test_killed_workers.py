@@ -29,7 +29,7 @@ def rig() -> Iterator[Rig]:
 def _grants(rig: Rig) -> int:
     """Grants charged, less those that workers gave back in time."""
     given_back = [line for line in rig.runs[0].events("grant_not_started") if line["answer"] == "given_back"]
-    return int(rig.budget()[b"granted"]) - len(given_back)
+    return int(rig.budget()["granted"]) - len(given_back)
 
 
 @pytest.mark.slow

@@ -42,8 +42,8 @@ def _assert_never_too_much(rig: Rig) -> None:
 def _level(rig: Rig) -> float:
     """Requests that may go at once."""
     flat = rig.budget()
-    seconds = time.time() - int(flat[b"at"]) / 1e6
-    return min(RPM / 2, float(flat[b"rpm.level"]) + seconds * RPM / (WINDOW_S + LATE_S + WINDOW_S / 60))
+    seconds = time.time() - float(flat["at"]) / 1e6
+    return min(RPM / 2, float(flat["rpm.level"]) + seconds * RPM / (WINDOW_S + LATE_S + WINDOW_S / 60))
 
 
 def _done(rig: Rig, ids: list[str]) -> bool:

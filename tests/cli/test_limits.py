@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.cli.conftest import Cli, Hands
@@ -24,7 +25,11 @@ async def seeded(hands: Hands) -> Hands:
 async def _budget(hands: Hands, **fields: Any) -> None:
     """Set fields of the budget as scripts would."""
     key = hands.store.keys.key("budget:primary")
-    await hands.store.control.command("HSET", key, *(part for pair in fields.items() for part in pair))
+    kept = msgspec.msgpack.decode(await hands.store.control.command("GET", key))
+    for name, value in fields.items():
+        limit, _, field = name.rpartition(".")
+        (kept["limits"][limit] if limit else kept)[field] = value
+    await hands.store.control.command("SET", key, msgspec.msgpack.encode(kept))
 
 
 def _shown(cli: Cli) -> Mapping[str, Any]:

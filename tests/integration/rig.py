@@ -162,9 +162,20 @@ class Rig:
         stray = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in PERMANENT)]
         assert [name for name in stray if self.redis.ttl(self.keys.key(name)) == -1] == []
 
-    def budget(self, deployment: str = "primary") -> dict[bytes, bytes]:
-        """The hash in which the gate keeps what was charged."""
-        return cast("dict[bytes, bytes]", self.redis.hgetall(self.keys.key(f"budget:{deployment}")))
+    def budget(self, deployment: str = "primary") -> dict[str, Any]:
+        """What the gate keeps of a budget, see lua/part_budget.lua; of limits as `rpm.cum`. Empty before its first."""
+        raw = cast("bytes | None", self.redis.get(self.keys.key(f"budget:{deployment}")))
+        kept: dict[str, Any] = msgspec.msgpack.decode(raw) if raw else {}
+        limits = kept.pop("limits", {})
+        return kept | {f"{limit}.{name}": value for limit, about in limits.items() for name, value in about.items()}
+
+    def change_budget(self, deployment: str = "primary", **values: Any) -> None:
+        """Put other values into what is kept, in one step, since workers are at it too."""
+        script = (
+            "local kept = cmsgpack.unpack(redis.call('GET', KEYS[1])) for name, value in pairs(cjson.decode(ARGV[1])) "
+        )
+        script += "do kept[name] = value end redis.call('SET', KEYS[1], cmsgpack.pack(kept))"
+        self.command("EVAL", script, 1, self.keys.key(f"budget:{deployment}"), json.dumps(values))
 
     # The provider's own books
 

@@ -107,8 +107,8 @@ def _letter(rig: Rig) -> dict[bytes, bytes]:
     return fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
 
 
-def _premium_charged(rig: Rig) -> bytes:
-    return rig.budget()[b"tpm.cum"]
+def _premium_charged(rig: Rig) -> int:
+    return int(rig.budget()["tpm.cum"])
 
 
 @pytest.mark.parametrize("name", UNREADABLE)

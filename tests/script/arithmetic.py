@@ -18,20 +18,23 @@ from tokenweir.terms import Limit
 START_US = 1_700_000_000_000_000  # sixteen digits, as Redis's clock has them today
 Cost = Mapping[str, int]
 
-# Every step goes through the texts that stand in Redis, as it does in the scripts.
+# Every step goes through copies, as it does through Redis in the scripts.
 _DRIVER = """
-local flat, term, state = {}, nil, nil
+local kept, term, state
 local server = 'first'
-local function open(now) state = budget.open(flat, term, now, server) end
-local function save()
-  local fields = budget.fields(state)
-  for i = 1, #fields, 2 do flat[fields[i]] = tostring(fields[i + 1]) end
+local function copy(value)
+  if type(value) ~= 'table' then return value end
+  local made = {}
+  for name, inner in pairs(value) do made[name] = copy(inner) end
+  return made
 end
+local function open(now) state = budget.open(copy(kept), term, now, server) end
+local function save() kept = copy(budget.saved(state)) end
 return {
   terms = function(given) term = given end,
-  lose = function() flat = {} end,
+  lose = function() kept = nil end,
   look = function(now) open(now); save(); return state end,
-  text = function(name) return flat[name] end,
+  stored = function(name, of) if of then return kept.limits[of][name] end; return kept[name] end,
   wait = function(now, cost, rank) open(now); local us = budget.wait(state, cost, rank); save(); return us end,
   acquire = function(now, cost, rank)
     open(now)
@@ -40,8 +43,8 @@ return {
     save()
     return us, state.now
   end,
-  move = function(name, lost) server = name; flat = lost or flat end,
-  copy = function() local copy = {}; for name, value in pairs(flat) do copy[name] = value end; return copy end,
+  move = function(name, lost) server = name; kept = lost or kept end,
+  copy = function() return copy(kept) end,
   ask = function(now, name, ...) open(now); local reply = budget[name](state, ...); save(); return reply end,
   charge = function(now, cost) open(now); budget.charge(state, cost); save() end,
   uncharge = function(now, cost, at) open(now); budget.uncharge(state, cost, at); save() end,
@@ -105,9 +108,9 @@ class Arithmetic:
         self._driver.ask(now, "settle", self._cost(reserved), self._cost(used) if used else None, granted_at)
         self._driver.ask(now, "passed", granted_at)
 
-    def heard(self, now: int, name: str, left: int, of: int, reset_us: float, sent_at: int) -> str | None:
+    def heard(self, now: int, name: str, left: int, of: int, reset_us: float, sent_at: int, own: int = 0) -> str | None:
         """Headers came; returns the alarm."""
-        alarm: str | None = self._driver.ask(now, "heard", name, left, of, reset_us, sent_at)
+        alarm: str | None = self._driver.ask(now, "heard", name, left, of, reset_us, sent_at, own)
         return alarm
 
     def seen(self, now: int, name: str, memory: Memory) -> bool:
@@ -137,8 +140,10 @@ class Arithmetic:
         return float(self._driver.look(now)["items"][index].used)
 
     def stored(self, name: str) -> str:
-        """A field as it stands in Redis."""
-        return str(self._driver.text(name))
+        """A field as it is kept, e.g. `at` or `tpm.cum`; empty where it isn't."""
+        limit, _, field = name.rpartition(".")
+        value = self._driver.stored(field, limit or None)
+        return "" if value is None else str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
     def _cost(self, cost: Cost) -> object:
         return self._lua.table_from(cost)

@@ -72,10 +72,10 @@ def test_refusals_narrow_the_rate_once_a_pause_and_it_heals() -> None:
     budget.charge(now + SECOND_US, {"rpm": int(limit.capacity)})
     budget.settle(now + SECOND_US, {"rpm": 1}, None, now + SECOND_US)
 
-    assert float(budget.stored("factor")) == pytest.approx(0.705, abs=0.01)
+    assert float(budget.stored("factor") or 1) == pytest.approx(0.705, abs=0.01)
     later = now + 62 * SECOND_US
     budget.wait(later, {"rpm": 1})
-    assert float(budget.stored("factor")) == 1
+    assert float(budget.stored("factor") or 1) == 1
 
 
 def test_no_number_of_refusals_stops_all_traffic() -> None:
@@ -85,7 +85,7 @@ def test_no_number_of_refusals_stops_all_traffic() -> None:
         budget.refused(now, now, SECOND_US)
         now += 2 * SECOND_US
 
-    assert float(budget.stored("factor")) == pytest.approx(0.2, abs=0.02)
+    assert float(budget.stored("factor") or 1) == pytest.approx(0.2, abs=0.02)
 
 
 # Other kinds of limits

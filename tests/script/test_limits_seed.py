@@ -23,8 +23,7 @@ async def test_a_budget_is_born_with_its_limits(connection: Connection) -> None:
 
     await bench.seed((PRIMARY,))
 
-    born = await bench.redis("HGET", bench.keys.key("budget:primary"), "born")
-    assert int(born) == START_US
+    assert (await views.budget_kept(bench))["born"] == START_US
     assert await views.level(bench) < 0
 
 

@@ -30,14 +30,18 @@ class Budget(NamedTuple):
 
 async def budget(bench: Bench, name: str = "primary") -> Budget:
     """The budget as it stands, old slots included."""
-    raw = await bench.redis("HGETALL", bench.keys.key(f"budget:{name}"))
-    flat = {key.decode(): value.decode() for key, value in raw.items()}
-    used = [int(flat[f"{limit}.slots"].split(":")[4]) for limit in ("rpm", "tpm")]
-    return Budget(used[0], used[1], int(flat["rpm.cum"]), int(flat["tpm.cum"]))
+    kept = (await budget_kept(bench, name))["limits"]
+    return Budget(kept["rpm"]["used"], kept["tpm"]["used"], kept["rpm"]["cum"], kept["tpm"]["cum"])
+
+
+async def budget_kept(bench: Bench, name: str = "primary") -> dict[str, Any]:
+    """All that is kept of a budget; see lua/part_budget.lua."""
+    kept: dict[str, Any] = msgspec.msgpack.decode(await bench.redis("GET", bench.keys.key(f"budget:{name}")))
+    return kept
 
 
 async def level(bench: Bench, limit: str = "tpm", name: str = "primary") -> float:
-    return float(await bench.redis("HGET", bench.keys.key(f"budget:{name}"), f"{limit}.level"))
+    return float((await budget_kept(bench, name))["limits"][limit]["level"])
 
 
 async def lengths(bench: Bench) -> dict[str, int]:
