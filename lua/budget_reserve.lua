@@ -46,7 +46,7 @@ local function end_call(id, deployment, at, prompt, output, how, a, b)
   else
     local used = how == '1' and at >= state.born and budget.cost(a, b) or nil
     budget.settle(state, budget.cost(prompt, output), used, at)
-    budget.passed(state, at)
+    if how == '1' then budget.passed(state, at) end
   end
 end
 

@@ -23,7 +23,8 @@ for at = 2, #ARGV, ROW_WIDTH + 5 do
   row.held = granted(row.id, row.attempt - 1)
   row.due = now + tonumber(ARGV[at + 1])
   local deployment, pause = deployments[ARGV[at]], tonumber(ARGV[at + 2])
-  if deployment and pause > 0 then
+  -- Neither: the reply to the first time was lost, and all of this was done then.
+  if deployment and pause > 0 and (row.held or waits[row.entry]) then
     local state = deployment.state
     budget.pause(state, now + pause, row.held and row.held.at or now, ARGV[at + 3], ARGV[at + 4] == '1')
     state.changed = true

@@ -18,6 +18,9 @@ from tokenweir.errors import ProviderError, ProviderLimited, ProviderRejected, P
 # Without money, or with a key that isn't taken, every call fails until a person acts: look again once a minute.
 OUT_PAUSE_S: Final = 60.0
 
+# Some say "a day" of a request that will never do. Only who names a daily limit is believed for longer than this.
+LONGEST_PAUSE_S: Final = 900.0
+
 _LONGEST_RAW = 4096
 _LONGEST_MESSAGE = 1000
 _QUOTA_CODES: Final = {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"}
@@ -68,6 +71,12 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
             if self.type == name or short in words or f"{name} per " in words or f"{name[:-1]} rate limit" in words:
                 return name
         return ""
+
+    @property
+    def daily(self) -> bool:
+        """Whether it complains of a limit per day."""
+        words = f"{self.code} {self.type} {self.message}".lower()
+        return any(word in words for word in ("per day", "daily", "(rpd", "(tpd"))
 
     @property
     def too_large(self) -> bool:
@@ -126,6 +135,8 @@ def _error(status: int, said: Said, wait_s: float | None, secret: str) -> Provid
     if status == 401 or (status == 403 and _KEY_CODES & {said.code.lower(), said.type.lower()}):
         return ProviderLimited(message, reason="key_refused", retry_after_s=OUT_PAUSE_S)
     if status == 429 and not said.overloaded:
+        if wait_s is not None and not said.daily:
+            wait_s = min(wait_s, LONGEST_PAUSE_S)
         return ProviderLimited(message, reason="provider_429", retry_after_s=wait_s)
     if status in (408, 409, 429) or not 400 <= status < 500:
         reason = "overloaded" if status == 429 else f"provider_{status}"

@@ -195,8 +195,10 @@ class Bench:
             args += request_row(item.entry, item.request, window_s=60)
         return int(await self.run("calls_return", args))
 
-    async def finish(self, *held: Held, used: int | None = None, streamed: bool = False, **fields: Any) -> list[int]:
-        """Write terminal results of entries of one lane; 1 = it was the first."""
+    async def finish(
+        self, *held: Held, used: int | None = None, pause_s: float = -1e-6, streamed: bool = False, **fields: Any
+    ) -> list[int]:
+        """Write terminal results of entries of one lane; 1 = it was the first. `pause_s` >= 0: the last call failed."""
         args: list[Argument] = [GROUPS[held[0].lane], 1000, 3600]
         for item in held:
             request = item.request
@@ -206,7 +208,15 @@ class Bench:
             counted = (
                 (-1, -1) if used is None else (min(used, request.prompt_tokens), max(0, used - request.prompt_tokens))
             )
-            args += (item.entry, result.attempt, *counted, -1, "", 0, *result_row(result, streamed=streamed))
+            args += (
+                item.entry,
+                result.attempt,
+                *counted,
+                round(pause_s * 1e6),
+                "quota",
+                0,
+                *result_row(result, streamed=streamed),
+            )
         return list(await self.run("entries_finish", args, lane=held[0].lane))[::3]
 
     async def retry(self, held: Held, *, wait_s: float = 0, pause_s: float = 0, limited: bool = False) -> int:

@@ -6,17 +6,10 @@ import msgspec
 import pytest
 
 from tests.script import views
-from tests.script.bench import SECOND_US, Bench, Held
+from tests.script.bench import Bench, Held
+from tests.script.views import called
 
 pytestmark = pytest.mark.anyio
-
-
-async def called(bench: Bench, *names: str, consumer: str = "w1") -> list[Held]:
-    """Requests whose calls are under way."""
-    await bench.send(*(bench.request(name, tenant=name) for name in names))
-    held = await bench.take("premium", consumer=consumer)
-    assert await bench.start(held, consumer=consumer) == ["started"] * len(held)
-    return held
 
 
 # Forward
@@ -192,49 +185,6 @@ async def test_an_entry_with_thousands_of_fields_can_be_buried(bench: Bench) -> 
 
     ((_, letter),) = await bench.redis("XRANGE", bench.keys.key("dead"), "-", "+")
     assert msgspec.json.decode(letter[b"field:json"]) == fields
-
-
-# Retry
-
-
-async def test_a_failed_attempt_comes_again_and_its_charge_stands(bench: Bench) -> None:
-    """A failed call may have been counted by the provider: its charge stays, and the next attempt has its own."""
-    (call,) = await called(bench, "a")
-
-    assert await bench.retry(call) == 1
-
-    assert await bench.redis("EXISTS", bench.keys.key("grants")) == 0
-    assert (await bench.drain(*await bench.notices())).premium == 1
-    assert await views.budget(bench) == (2, 200, 2, 200)
-    assert (await views.status(bench, "a"))["attempt"] == "2"
-
-
-async def test_a_repeated_retry_adds_nothing(bench: Bench) -> None:
-    """When the reply to a retry is lost, the request still waits once, and its tenant isn't locked out."""
-    (call,) = await called(bench, "a")
-    assert await bench.retry(call, wait_s=5, pause_s=5) == 1
-    before = await views.snapshot(bench)
-
-    assert await bench.retry(call, wait_s=5, pause_s=5) == 0
-
-    assert await views.snapshot(bench) == before
-
-
-async def test_a_pause_closes_the_deployment_for_all(bench: Bench) -> None:
-    """After a 429 nobody calls before the provider said so, and a shorter pause doesn't shorten a longer one."""
-    first, second = await called(bench, "a", "b")
-    await bench.retry(first, wait_s=9, pause_s=9)
-    await bench.retry(second, wait_s=0, pause_s=3)
-
-    drained = await bench.drain(*await bench.notices())
-
-    assert (drained.premium, drained.wait_us) == (0, 9 * SECOND_US)
-    await bench.advance(9)
-    after = await bench.drain(drained.kept)
-    assert (after.premium, after.wait_us) == (1, 10 * SECOND_US), "one goes first, to see whether it's over"
-    await bench.start(probe := await bench.take("premium"))
-    await bench.finish(*probe)
-    assert (await bench.drain(*await bench.notices())).premium == 1
 
 
 async def test_an_id_stands_in_the_backlog_once(bench: Bench) -> None:

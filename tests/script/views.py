@@ -164,3 +164,11 @@ async def work(
                 return step / 5
         await bench.advance(0.2)
     return seconds
+
+
+async def called(bench: Bench, *names: str, consumer: str = "w1") -> list[Held]:
+    """Requests whose calls are under way."""
+    await bench.send(*(bench.request(name, tenant=name) for name in names))
+    held = await bench.take("premium", consumer=consumer)
+    assert await bench.start(held, consumer=consumer) == ["started"] * len(held)
+    return held

@@ -55,6 +55,8 @@ LIMITED = {
     "no-body": ({"retry-after": "3"}, b"", "provider_429", 3),
     "milliseconds": ({"retry-after-ms": "1500", "retry-after": "9"}, error(), "provider_429", 1.5),
     "words": ({}, error(TPM + " Please try again in 8.64s."), "provider_429", 8.64),
+    "impossible": ({"retry-after": "86400"}, error(), "provider_429", 900),
+    "of-the-day": ({"retry-after": "86400"}, error("on requests per day (RPD): Limit 10000"), "provider_429", 86_400),
     "later-reset": (RESETS, error(), "provider_429", 360),
     "named-tokens": (RESETS, error(TPM, type="tokens"), "provider_429", 360),
     "named-requests": (RESETS, error("on requests per min (RPM): Limit 500"), "provider_429", 0.12),
