@@ -6,12 +6,14 @@
 --       are over, and calls to charge, each as one text of numbers:
 --       call, place of its deployment, charged at (us), tokens reserved in prompt and in output, how it ended, two more.
 --       It ended: 0 = use unknown, the reservation stands; 1 = used so many tokens in prompt and output; 2 = it was never
---       made; 3 = the provider refused it for its rate, come back in so many us
+--       made; 3 = the provider refused it for its rate, come back in so many us; 4 = it failed, which says nothing of the
+--       provider's limits
 --       call, rank, tokens in prompt and in output; the place in the order decides
 -- Reply text of numbers: for each deployment, in the order of KEYS, the us from a grant to the start of its call, and the
 --       time of these grants (us); then for each call to charge the place of the deployment that was charged, 0 = larger
 --       than any allows, or -us until it may fit: after such a one none is looked at, so that small calls can't starve
---       a large one
+--       a large one. Then, behind `|`, per deployment `server:born`, and behind another one `at limit cum used level ...`:
+--       what the program tells (budgets_report.lua) should another server, or an emptied one, answer the next time
 -- Once  the last question of each limiter is kept with its answer: asked again after a lost reply, it changes nothing. A
 --       copy that comes later still is refused. So no record of a grant is needed, but where calls in flight are limited:
 --       there a program that dies must lose its places
@@ -46,7 +48,7 @@ local function end_call(id, deployment, at, prompt, output, how, a, b)
   else
     local used = how == '1' and at >= state.born and budget.cost(a, b) or nil
     budget.settle(state, budget.cost(prompt, output), used, at)
-    if how == '1' then budget.passed(state, at) end
+    if how ~= '4' then budget.passed(state, at) end
   end
 end
 
@@ -85,7 +87,7 @@ end
 
 local freed = false
 for call, place, at, prompt, output, how, a, b in
-  string.gmatch(over, '(%d+) (%d+) (%d+) (%d+) (%d+) ([0123]) (%d+) (%d+)') do
+  string.gmatch(over, '(%d+) (%d+) (%d+) (%d+) (%d+) ([01234]) (%d+) (%d+)') do
   local deployment = deployments[tonumber(place)]
   if deployment then
     freed = true
@@ -100,7 +102,16 @@ end
 if limited then expire_grants() end
 save_budgets()
 save_grants()
-said = table.concat(answers, ' ')
+local lives, figures = {}, {}
+for i, deployment in ipairs(deployments) do
+  local state = deployment.state
+  local words = {string.format('%d', state.now)}
+  for _, item in ipairs(state.items) do
+    words[#words + 1] = string.format('%s %d %d %d', item.name, item.cum, item.used, math.floor(item.level))
+  end
+  lives[i], figures[i] = state.server .. ':' .. string.format('%d', state.born), table.concat(words, ' ')
+end
+said = table.concat(answers, ' ') .. '|' .. table.concat(lives, ' ') .. '|' .. table.concat(figures, ',')
 redis.call('SET', K.limiter, ARGV[1] .. ' ' .. said, 'EX', ANSWER_KEPT_S)
 -- The backlog may have waited for it.
 if freed and redis.call('EXISTS', K['backlog:meta']) == 1 then redis.call('XADD', K.deferred, '*', 'why', 'limiter') end

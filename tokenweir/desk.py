@@ -24,7 +24,7 @@ from tokenweir.errors import LimitReached, StoreUnavailable, TokenweirError
 from tokenweir.shared_limits import SharedLimits
 
 # How a call ended: lua/budget_reserve.lua.
-UNKNOWN, USED, NEVER_MADE, REFUSED = range(4)
+UNKNOWN, USED, NEVER_MADE, REFUSED, FAILED = range(5)
 # So much goes into one question; more would keep Redis from others for too long.
 _MOST_CALLERS, _MOST_ENDINGS = 128, 256
 # Behind one that didn't fit a moment ago few will.

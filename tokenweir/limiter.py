@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from tokenweir.connection import Connection, connect
-from tokenweir.desk import NEVER_MADE, REFUSED, UNKNOWN, USED, Desk
+from tokenweir.desk import FAILED, NEVER_MADE, REFUSED, UNKNOWN, USED, Desk
 from tokenweir.errors import ConfigError
 from tokenweir.keys import CLASSES, Keys
 from tokenweir.shared_limits import SharedLimits, as_allowed
@@ -84,7 +84,7 @@ class Grant:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._open:
-            self._end(UNKNOWN)
+            self._end(UNKNOWN if kind is None else FAILED)
 
     def settle(
         self, *, tokens: int | None = None, prompt_tokens: int | None = None, output_tokens: int | None = None

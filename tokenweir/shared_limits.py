@@ -15,7 +15,7 @@ from tokenweir.errors import ConfigError, StoreUnavailable
 from tokenweir.keys import valid_id
 from tokenweir.terms import DAY_LIMITS, WINDOW_LIMITS, Allowed, terms
 
-_RESERVE, _SEED = load("budget_reserve"), load("limits_seed")
+_RESERVE, _SEED, _REPORT = load("budget_reserve"), load("limits_seed"), load("budgets_report")
 _LIMITS: Final = (*WINDOW_LIMITS, *DAY_LIMITS)
 
 
@@ -46,6 +46,7 @@ class SharedLimits:
         self._only = frozenset(only) if only is not None else None
         self._opening = asyncio.Lock()
         self._budgets: tuple[str, ...] = ()
+        self._memory: tuple[str, str] | None = None  # which lives of the budgets answered last, and what they were
         self.deployments: tuple[str, ...] = ()
         self.call_within_s: list[float] = []  # by deployment: from a grant to the start of its call
         self.counts_tokens = False
@@ -93,10 +94,23 @@ class SharedLimits:
                 ) from error
             await self._seed()
             reply = await self._connection.run(_RESERVE, args, bind=bind, rest=self._budgets)
-        words, split = reply.decode().split(" "), 2 * len(self.deployments)
+        answers, lives, figures = reply.decode().split("|")
+        if self._memory and self._memory[0] != lives:
+            await self._tell(*self._memory)
+        self._memory = (lives, figures)
+        words, split = answers.split(" "), 2 * len(self.deployments)
         # Operators may change it at any time.
         self.call_within_s = [int(word) / 1e6 for word in words[:split:2]]
         return words[1:split:2], [int(word) for word in words[split:]]
+
+    async def _tell(self, lives: str, figures: str) -> None:
+        """Another server, or an emptied one, has answered: tell it what the former one knew of the budgets."""
+        args: list[Argument] = []
+        for name, life, text in zip(self.deployments, lives.split(" "), figures.split(","), strict=True):
+            (server, born), (at, *rest) = life.split(":"), text.split(" ")
+            for limit, cum, used, level in zip(*(rest[place::4] for place in range(4)), strict=True):
+                args += ("seen", name, limit, born, cum, used, level, at, server)
+        await self._connection.run(_REPORT, args, rest=self._budgets)
 
     async def _seed(self) -> None:
         args: list[Argument] = []

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 
+import msgspec
 import pytest
 
 from tests.client.actors import Network
@@ -143,6 +144,34 @@ async def test_an_emptied_redis_gets_its_limits_again(own_server: Server, keys: 
         async with limiter.reserve(tokens=10, wait_s=5):
             pass
     assert await Books(owned).used("tpm") == 10
+
+
+async def test_a_server_that_lost_the_last_charges_is_told_of_them(
+    own_server: Server, keys: Keys, owned: Connection
+) -> None:
+    """A fail-over to a server that lacks a burst: the program tells of it before anybody gets another."""
+    books = Books(owned)
+    async with Limiter(own_server.url, pool=keys.pool, limits={"primary": LIMITS}) as limiter:
+        await books.warm()
+        await limiter.reserve(tokens=1, wait_s=5).__aenter__()
+        before = await owned.command("GET", owned.keys.key("budget:primary"))
+        for _ in range(3):
+            await limiter.reserve(tokens=300_000, wait_s=5).__aenter__()
+        kept = msgspec.msgpack.decode(before) | {"server": "f" * 40}
+        await owned.command("SET", owned.keys.key("budget:primary"), msgspec.msgpack.encode(kept))
+        limiter._limits._memory = (  # what it remembers is of the server that is gone
+            limiter._limits._memory[0].replace(await _run_id(owned), "f" * 40),  # type: ignore[index]
+            limiter._limits._memory[1],  # type: ignore[index]
+        )
+
+        with pytest.raises(LimitReached):
+            await limiter.reserve(tokens=300_000, wait_s=0).__aenter__()
+
+    assert await books.used("tpm") == 900_001
+
+
+async def _run_id(connection: Connection) -> str:
+    return str((await connection.command("INFO", "server"))["run_id"])
 
 
 async def test_what_was_charged_before_redis_was_emptied_takes_nothing_from_others(
