@@ -105,11 +105,12 @@ save_grants()
 local lives, figures = {}, {}
 for i, deployment in ipairs(deployments) do
   local state = deployment.state
-  local words = {string.format('%d', state.now)}
+  -- All but times is short enough for `..`, which keeps 14 digits.
+  local text = string.format('%d', state.now)
   for _, item in ipairs(state.items) do
-    words[#words + 1] = string.format('%s %d %d %d', item.name, item.cum, item.used, math.floor(item.level))
+    text = text .. ' ' .. item.name .. ' ' .. item.cum .. ' ' .. item.used .. ' ' .. math.floor(item.level)
   end
-  lives[i], figures[i] = state.server .. ':' .. string.format('%d', state.born), table.concat(words, ' ')
+  lives[i], figures[i] = state.server .. ':' .. string.format('%d', state.born), text
 end
 said = table.concat(answers, ' ') .. '|' .. table.concat(lives, ' ') .. '|' .. table.concat(figures, ',')
 redis.call('SET', K.limiter, ARGV[1] .. ' ' .. said, 'EX', ANSWER_KEPT_S)

@@ -265,19 +265,17 @@ function budget.saved(state)
   local kept = {at = state.now, born = state.born, factor = state.factor < 1 and state.factor or nil,
     server = state.server, why = state.why ~= '' and state.why or nil, refunds = state.refunds or nil, samples = state.samples,
     limits = {}}
-  local function put(into, from, name, usual)
-    if from[name] ~= usual then into[name] = from[name] end
-  end
-  for _, name in ipairs(COUNTS) do put(kept, state, name, 0) end
-  for _, name in ipairs(TIMES) do put(kept, state, name, 0) end
+  local function seldom(name) if state[name] ~= 0 then kept[name] = state[name] end end
+  for i = 1, #COUNTS do seldom(COUNTS[i]) end
+  for i = 1, #TIMES do seldom(TIMES[i]) end
   for _, item in ipairs(state.items) do
     local limit = {level = item.level, cum = item.cum, used = item.used, slot_us = item.limit.slot_us, first = item.first,
       charges = item.charges, gross = item.gross, net = item.net, spare = item.spare, heard_at = item.heard_at,
       left = item.left, foreign = item.foreign}
-    put(limit, item, 'told', item.limit.limit)
-    put(limit, item, 'debt', 0)
-    put(limit, item, 'base', 0)
-    put(limit, item, 'back', 0)
+    if item.told ~= item.limit.limit then limit.told = item.told end
+    if item.debt ~= 0 then limit.debt = item.debt end
+    if item.base ~= 0 then limit.base = item.base end
+    if item.back ~= 0 then limit.back = item.back end
     kept.limits[item.name] = limit
   end
   return kept

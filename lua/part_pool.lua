@@ -9,7 +9,9 @@ local PATIENCE = 250000
 
 local deployments, reserved = {}, nil
 do
-  local server = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+  local server = redis.call('INFO', 'server')
+  local _, at = string.find(server, 'run_id:', 1, true) -- plainly: a pattern costs 4 us more
+  server = string.sub(server, at + 1, at + 40)
   local known = redis.call('HGETALL', K.limits)
   local terms = {}
   for i = 1, #known, 2 do terms[known[i]] = known[i + 1] end

@@ -104,7 +104,8 @@ class Connection:
         Raises:
             StoreUnavailable: no reply, or an error: whether it ran is unknown.
         """
-        names = [*self._names(script, bind or {}), *(self.keys.key(name) for name in rest)]
+        key = self.keys.key
+        names = [*self._names(script, bind or {}), *[key(name) for name in rest]]
         tail = (len(names), *names, *args)
         (reply,) = await self._round_trip([("EVALSHA", script.sha, *tail)], CALL_TIMEOUT_S)
         if isinstance(reply, NoScriptError):
