@@ -28,10 +28,9 @@ function budget.settle(state, reserved, used, granted_at)
   if not used then return false end
   local refund = budget.refunding(state)
   for _, item in ipairs(state.items) do
-    local unused = (reserved[item.limit.name] or 0) - (used[item.limit.name] or 0)
-    if item.spare and (reserved[item.limit.name] or 0) > 0 then
-      item.spare = item.spare + 0.05 * (unused / reserved[item.limit.name] - item.spare)
-    end
+    local held = reserved[item.place]
+    local unused = held - used[item.place]
+    if item.spare and held > 0 then item.spare = item.spare + 0.05 * (unused / held - item.spare) end
     if unused < 0 then
       budget.add(item, -unused)
     elseif unused > 0 then

@@ -146,7 +146,8 @@ class Arithmetic:
         return "" if value is None else str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
     def _cost(self, cost: Cost) -> object:
-        return self._lua.table_from(cost)
+        names = (("rpm", "rpd"), ("tpm", "tpd"), ("itpm",), ("otpm",))
+        return self._lua.table_from([next((cost[name] for name in some if name in cost), 0) for some in names])
 
 
 def warm(*limits: Limit, **settings: Any) -> tuple[Arithmetic, int]:
