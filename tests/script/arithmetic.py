@@ -139,6 +139,11 @@ class Arithmetic:
     def used(self, now: int, index: int = 1) -> float:
         return float(self._driver.look(now)["items"][index].used)
 
+    def window(self, now: int, index: int = 1) -> tuple[int, list[int]]:
+        """What the window holds in all, and by slot."""
+        item = self._driver.look(now)["items"][index]
+        return int(item.used), [int(charge) for charge in item.charges.values()]
+
     def stored(self, name: str) -> str:
         """A field as it is kept, e.g. `at` or `tpm.cum`; empty where it isn't."""
         limit, _, field = name.rpartition(".")
