@@ -134,7 +134,7 @@ def _tell(name: str, planned: Plan, runs: list[Run]) -> None:
             f"{result.load} {result.bound}".rstrip(),
             result.rejected,
             f"{result.worst_window_ratio:.1%}",
-            "-" if result.used_ratio is None else f"{result.used_ratio:.1%}",
+            _ratio(result.foreign_left_used_ratio if planned.foreign else result.used_ratio),
             f"{result.edge_share:.1%}",
             *(_waits(result.waits.get(rank)) for rank in planned.classes(runs)),
         )
@@ -142,8 +142,9 @@ def _tell(name: str, planned: Plan, runs: list[Run]) -> None:
         for result in each.results
     ]
     classes = [f"{rank} waits p50/95/99" for rank in planned.classes(runs)]
-    names = ("mode", "preset", "sent within", "load", "rejected", "worst window", "used", "edge", *classes)
-    say_table(names, rows, numbers=("rejected", "worst window", "used", "edge"), whole=names)
+    used = "used of what others left" if planned.foreign else "used"
+    names = ("mode", "preset", "sent within", "load", "rejected", "worst window", used, "edge", *classes)
+    say_table(names, rows, numbers=("rejected", "worst window", used, "edge"), whole=names)
     say()
     for each in runs:
         for result in each.results:
@@ -157,6 +158,10 @@ def _tell(name: str, planned: Plan, runs: list[Run]) -> None:
         say(f"{mark('FAIL')} {', '.join(each.mode for each in bad)}: refused calls, or a window above its limit")
     else:
         say(f"{mark('ok')} no promise broken")
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
 
 
 def _waits(spread: object) -> str:

@@ -20,6 +20,7 @@ class Asked(msgspec.Struct, kw_only=True, eq=False):
         at_us: when it came. output: tokens reserved for the answer. used: tokens that the answer will really have.
         granted_us: of the present attempt. deployment: that took it.
         waiting: stands in the backlog; an index that still names it otherwise has to drop it.
+        deferred: stood or stands there.
     """
 
     at_us: int
@@ -34,10 +35,11 @@ class Asked(msgspec.Struct, kw_only=True, eq=False):
     sent_us: int = 0
     deployment: int = 0
     waiting: bool = False
+    deferred: bool = False
 
     def score(self, window_s: float) -> float:
         """Its place in the backlog, in milliseconds: pipeline.priority.score, for a request of this kind."""
-        return self.at_us / 1000 + GIVES_WAY_WINDOWS[self.rank] * window_s * 1000
+        return self.at_us // 1000 + GIVES_WAY_WINDOWS[self.rank] * window_s * 1000
 
     @property
     def cost(self) -> Cost:

@@ -69,7 +69,8 @@ class Tally:
 
     Attributes:
         waits: by rank, from arrival until premium or the edge takes it. first_tokens: until the first token.
-        routes: by rank, how many went to premium and to the edge. refusals: answered with an error, by its reason.
+        routes: by rank, how many went to premium and to the edge. deferred: of these, had waited in the backlog.
+        refusals: answered with an error, by its reason.
         idle: windows in which, for a moment at least, nothing waited.
         alarms: what the headers raised: how often, and when first, in seconds.
     """
@@ -84,11 +85,13 @@ class Tally:
         self.idle: set[int] = set()
         self.alarms: dict[str, tuple[int, float]] = {}
         self.given_up = 0
+        self.deferred = 0
         self.seconds: Seconds | None = None
 
-    def served(self, rank: int, route: str, wait_s: float) -> None:
+    def served(self, rank: int, route: str, wait_s: float, *, deferred: bool) -> None:
         self.waits[rank].add(wait_s)
         self.routes[rank][route] += 1
+        self.deferred += deferred
 
     def refused(self, reason: str) -> None:
         self.refusals[reason] = self.refusals.get(reason, 0) + 1

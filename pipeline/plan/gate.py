@@ -103,6 +103,7 @@ class Gate:
         if self.waiting >= room.most_waiting:
             return "queue_full"
         self.waiting += 1
+        asked.deferred = True
         self.ready(asked)
         return "deferred"
 

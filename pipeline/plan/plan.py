@@ -64,6 +64,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.length_s * sum(map(len, self.loads.values()))
 
     @property
+    def foreign(self) -> bool:
+        """Whether other programs spend from the same keys."""
+        return any(case.foreign_share > 0 for case in self.cases.values())
+
+    @property
     def about(self) -> str:
         """What is played, in a line."""
         limits = "; ".join(
@@ -182,11 +187,8 @@ def _room(pool: Pool, args: Namespace) -> Room:
 
 
 def _report(run: Run) -> dict[str, Any]:
-    rejected, used, fullest = worst(run.results)
     report: dict[str, Any] = {
-        "rejected": rejected,
-        "used_ratio": used,
-        "worst_window_ratio": fullest,
+        **msgspec.to_builtins(worst(run.results)),
         "preset": run.preset,
         "send_within_s": run.send_within_s,
         "broken": run.broken,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -12,8 +12,9 @@ from pipeline.plan.asked import CLASSES
 from pipeline.plan.figures import Seconds, Spread, Tally
 from pipeline.plan.gate import Room
 from pipeline.plan.loads import Load
-from pipeline.plan.provider import Account, Provider
+from pipeline.plan.provider import Provider
 from pipeline.plan.simulation import SECOND, Delays, Setup, Simulation
+from pipeline.sandbox.limits import Dimension
 from pipeline.sandbox.settings import Enforcement as Mode
 from tokenweir.terms import WINDOW_LIMITS, Allowed, terms
 
@@ -51,11 +52,16 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rejected: calls that the provider refused; given_up: requests that failed for it.
         refused: by the gate, at once, with the reason.
-        used_ratio: of the limit used most, less what others took of it, over whole windows from the second on in
-            which something waited all the time; None = there was no such window.
+        used_ratio: of the limit used most, over whole windows from the second on in which something waited all the
+            time; None = there was no such window.
+        foreign_used_ratio: of the same limit in the same windows, by other programs on the key; None = there are none.
+        foreign_left_used_ratio: used by us of what they left: refill, and what a bucket held before and no longer
+            holds, less their use. None = there are no others.
         worst_window_ratio: the most that any trailing window held at the provider, of its limit.
-        edge_share: of all requests that were answered.
-        used, worst: the same, by limit.
+        edge_share, deferred_share: of all requests that were answered, or went to a provider, by the edge, and after
+            they had waited in the backlog.
+        used, worst: used_ratio and worst_window_ratio by limit. used_by_window: of the binding limit, in each of the
+            windows counted.
         alarms: raised by the provider's headers: how often, and when first, in seconds.
     """
 
@@ -66,16 +72,28 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     admitted: int
     refused: dict[str, int]
     used_ratio: float | None
+    foreign_used_ratio: float | None
+    foreign_left_used_ratio: float | None
     worst_window_ratio: float
     edge_share: float
+    deferred_share: float
     waits: dict[str, Spread]
     first_tokens: dict[str, Spread]
-    used: dict[str, float | None]
-    worst: dict[str, float]
+    used: Mapping[Dimension, float | None]
+    worst: Mapping[Dimension, float]
     used_by_window: tuple[float, ...]
     alarms: dict[str, tuple[int, float]]
     settlement: str
     seconds: Seconds | None = None
+
+
+class Worst(msgspec.Struct, frozen=True, kw_only=True):
+    """Of several runs: most rejected, least used, the fullest window. See `Result`."""
+
+    rejected: int
+    used_ratio: float | None
+    foreign_left_used_ratio: float | None
+    worst_window_ratio: float
 
 
 def play(case: Case, mode: Mode, load: Load, *, progress: Progress, watch: bool = False) -> Result:
@@ -110,69 +128,107 @@ def play(case: Case, mode: Mode, load: Load, *, progress: Progress, watch: bool 
         simulation.rest()
     until_us = None if case.length_s is None else round(case.length_s * SECOND)
     end_us = simulation.run(until_us, lambda now: progress(now / SECOND))
+    for provider in providers:
+        provider.come_to(end_us / SECOND)
     windows = [window for window in range(1, int(end_us / SECOND // setup.window_s)) if window not in tally.idle]
     refunding = any(simulation.budgets.look(index, simulation.clock()).refunds for index in range(len(providers)))
-    return _result(load, providers, tally, windows, "refund" if refunding else "none")
+    return _result(case, load, providers, tally, windows, settlement="refund" if refunding else "none")
 
 
-def worst(results: Sequence[Result]) -> tuple[int, float | None, float]:
-    """Most rejected, least used and fullest window of several runs."""
+def worst(results: Sequence[Result]) -> Worst:
+    """The worst of several runs."""
     # How much is used says something only of work without end.
     saturating = [result for result in results if result.load != "bursts"] or results
     used = [result.used_ratio for result in saturating if result.used_ratio is not None]
-    return (
-        max(result.rejected for result in results),
-        min(used, default=None),
-        max(result.worst_window_ratio for result in results),
+    left = [result.foreign_left_used_ratio for result in saturating if result.foreign_left_used_ratio is not None]
+    return Worst(
+        rejected=max(result.rejected for result in results),
+        used_ratio=min(used, default=None),
+        foreign_left_used_ratio=min(left, default=None),
+        worst_window_ratio=max(result.worst_window_ratio for result in results),
     )
 
 
 def broken(case: Case, results: Sequence[Result]) -> bool:
     """Whether a promise was broken: calls were refused, or some window held more than the limit."""
-    rejected, _, fullest = worst(results)
+    found = worst(results)
     if case.refunds and case.stops_refunding_s < math.inf:
         # What was given back and is counted after all no gate can take back; the provider refuses what doesn't fit.
-        return rejected > _REFUSALS_TO_NOTICE
-    return rejected > 0 or fullest > 1
+        return found.rejected > _REFUSALS_TO_NOTICE
+    return found.rejected > 0 or found.worst_window_ratio > 1
 
 
-def _result(load: Load, providers: Sequence[Provider], tally: Tally, windows: Sequence[int], settlement: str) -> Result:
-    accounts: dict[str, list[tuple[Account, Account]]] = {}
-    for provider in providers:
-        for name, own in provider.accounts.items():
-            accounts.setdefault(name, []).append((own, provider.foreign[name]))
-    used: dict[str, float | None] = {name: _used(accounts[name], windows) for name in WINDOW_LIMITS if name in accounts}
-    binding = load.bound or max(used, key=lambda name: used[name] or 0.0, default="")
-    fullest = {name: max(own.worst_ratio for own, _ in each) for name, each in accounts.items()}
+def _result(
+    case: Case, load: Load, providers: Sequence[Provider], tally: Tally, windows: Sequence[int], *, settlement: str
+) -> Result:
+    names = dict.fromkeys(name for provider in providers for name in provider.accounts)
+    used: dict[Dimension, float | None] = {
+        name: _used(providers, name, windows) for name in names if name in WINDOW_LIMITS
+    }
+    most = max(used, key=lambda name: used[name] or 0.0, default=None)
+    binding = next((name for name in used if name == load.bound), most)
+    others = case.foreign_share > 0
+    fullest = {
+        name: max(each.accounts[name].worst_ratio for each in providers if name in each.accounts) for name in names
+    }
     edge = sum(routes["edge"] for routes in tally.routes)
     served = edge + sum(routes["premium"] for routes in tally.routes)
     heard = [rank for rank in range(len(CLASSES)) if tally.waits[rank].count]
     return Result(
         load=load.name,
-        bound=binding,
+        bound=binding or "",
         rejected=sum(provider.rejected for provider in providers),
         given_up=tally.given_up,
         admitted=sum(provider.admitted for provider in providers),
         refused=dict(tally.refusals),
-        used_ratio=used.get(binding),
+        used_ratio=used[binding] if binding else None,
+        foreign_used_ratio=_used(providers, binding, windows, others=True) if binding and others else None,
+        foreign_left_used_ratio=_left_used(providers, binding, windows) if binding and others else None,
         worst_window_ratio=max(fullest.values()),
         edge_share=edge / served if served else 0.0,
+        deferred_share=tally.deferred / served if served else 0.0,
         waits={CLASSES[rank]: tally.waits[rank].spread() for rank in heard},
         first_tokens={CLASSES[rank]: tally.first_tokens[rank].spread() for rank in heard},
         used=used,
         worst=fullest,
-        used_by_window=tuple(_used(accounts[binding], [window]) or 0.0 for window in windows) if binding else (),
+        used_by_window=tuple(_used(providers, binding, [window]) or 0.0 for window in windows) if binding else (),
         alarms=dict(tally.alarms),
         settlement=settlement,
         seconds=tally.seconds,
     )
 
 
-def _used(accounts: Sequence[tuple[Account, Account]], windows: Sequence[int]) -> float | None:
-    """What we used in these windows of what others left, in the deployment where that is least."""
-    shares = []
-    for own, others in accounts:
-        left = sum(max(0.0, 1 - others.used_ratio(window)) for window in windows)
-        if left > 0:
-            shares.append(sum(own.used_ratio(window) for window in windows) / left)
+def _used(
+    providers: Sequence[Provider], name: Dimension, windows: Sequence[int], *, others: bool = False
+) -> float | None:
+    """The use of a limit in these windows, by us or by others, in the deployment where that is least."""
+    accounts = [provider.foreign if others else provider.accounts for provider in providers]
+    shares = [sum(map(each[name].used_ratio, windows)) / len(windows) for each in accounts if name in each and windows]
     return min(shares, default=None)
+
+
+def _left_used(providers: Sequence[Provider], name: Dimension, windows: Sequence[int]) -> float | None:
+    """What we used of what others left, in the deployment where that is least.
+
+    A bucket that was full when the first of some windows began has let us use more than its refill. What it stores
+    meanwhile was left unused, whoever takes it later.
+    """
+    shares = []
+    for provider in providers:
+        if name not in provider.accounts:
+            continue
+        own, foreign, stored = provider.accounts[name], provider.foreign[name], provider.stored[name]
+        left = sum(1 - foreign.used_ratio(window) for window in windows)
+        left += sum(max(0.0, stored[first] - stored[after]) for first, after in _spells(windows))
+        if left > 0:
+            # Rounded: sums of the same numbers in another order differ in the last digit.
+            shares.append(round(sum(map(own.used_ratio, windows)) / left, 9))
+    return min(shares, default=None)
+
+
+def _spells(windows: Sequence[int]) -> list[tuple[int, int]]:
+    """Windows that follow each other, as the first of them and the one after the last."""
+    known = set(windows)
+    firsts = [window for window in windows if window - 1 not in known]
+    lasts = [window for window in windows if window + 1 not in known]
+    return [(first, last + 1) for first, last in zip(firsts, lasts, strict=True)]

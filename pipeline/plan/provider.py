@@ -19,6 +19,7 @@ from tokenweir.terms import Allowed
 # OpenAI's headers tell of requests and of tokens in all.
 _TOLD: Final = ("rpm", "tpm")
 _DAY_S: Final = 86_400.0
+_BUCKETS: Final = ("bucket", "bucket/6")
 
 
 class Counted(msgspec.Struct):
@@ -85,6 +86,8 @@ class Provider:
 
     Attributes:
         accounts: what came from us, by limit. foreign: what other programs on the same key got, by limit.
+        stored: what stood in the bucket at each window's beginning, by limit, as a share of the limit; a provider that
+            counts otherwise stores nothing from one window for the next.
         rejected, admitted: calls of ours.
     Args:
         refunds_from_s, refunds_until_s: between these, tokens reserved but not used come back when a call ends.
@@ -105,6 +108,8 @@ class Provider:
         judged = limits | ({"max_in_flight": allowed.max_in_flight} if allowed.max_in_flight else {})
         self._limits = Limits(mode, judged, allowed.window_s, seed=seed)
         self._refunds_from_s, self._refunds_until_s = refunds_from_s, refunds_until_s
+        self._window_s, self._stores = allowed.window_s, mode in _BUCKETS
+        self.stored: dict[Dimension, list[float]] = {name: [] for name in limits}
         self.accounts, self.foreign = (
             {name: Account(limit, _DAY_S if name in DAYS else allowed.window_s) for name, limit in limits.items()}
             for _ in range(2)
@@ -121,7 +126,7 @@ class Provider:
 
     def charge(self, cost: Cost, now: float) -> Receipt:
         """Count a call, or refuse it and count nothing."""
-        self._let_others(now)
+        self.come_to(now)
         verdict = self._limits.charge(cost, now)
         counted: dict[Dimension, Counted] = {}
         if verdict.admitted:
@@ -131,8 +136,17 @@ class Provider:
             self.rejected += 1
         return Receipt(verdict, self._headers(now), counted)
 
+    def come_to(self, now: float) -> None:
+        """Let happen what happens without us: other programs on the key come first, and windows begin."""
+        begun = next(iter(self.stored.values()))
+        while (begins := len(begun) * self._window_s) <= now:
+            self._let_others(math.nextafter(begins, 0.0))
+            for name, levels in self.stored.items():
+                budget = self._limits.budgets[name]
+                levels.append(budget.level(begins) / budget.limit if self._stores else 0.0)
+        self._let_others(now)
+
     def _let_others(self, now: float) -> None:
-        """Other programs on the key come first: what they got by now is gone."""
         if not self._others:
             return
         before = (self._others.count.admitted, self._others.count.tokens)
@@ -143,7 +157,7 @@ class Provider:
 
     def ended(self, receipt: Receipt, unused: Cost, now: float) -> None:
         """An admitted call has ended with so much of its cost unused."""
-        self._let_others(now)
+        self.come_to(now)
         self._limits.end_call(now)
         if not self._refunds_from_s <= now < self._refunds_until_s:
             return

@@ -160,7 +160,7 @@ class Simulation:
 
     def _served(self, route: str, asked: Asked) -> None:
         if asked.attempt == 1:
-            self.tally.served(asked.rank, route, (self._now - asked.at_us) / SECOND)
+            self.tally.served(asked.rank, route, (self._now - asked.at_us) / SECOND, deferred=asked.deferred)
         self._come(self._traffic.granted(asked, self._now))
         if route == "edge":
             took_us = _microseconds(self._edge.draw(self._random))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, cast
 
 import msgspec
@@ -11,27 +10,18 @@ import pytest
 from pipeline.cli import plan as command
 from pipeline.plan.figures import Tally
 from pipeline.plan.gate import Room
-from pipeline.plan.loads import Profile, loads
+from pipeline.plan.loads import loads
 from pipeline.plan.modes import CLAIMED, FITTING, MODES
-from pipeline.plan.proof import Case, play, worst
 from pipeline.plan.provider import Provider
 from pipeline.plan.simulation import SECOND, Setup, Simulation
 from pipeline.sandbox.settings import Enforcement as Mode
+from tests.plan.cases import ALLOWED, case, played
 from tests.plan.conftest import Plan
-from tokenweir.terms import Allowed, Limit, terms
+from tokenweir.terms import Enforcement as Preset
+from tokenweir.terms import Limit, terms
 
 # By mode, what must be used: most of the binding limit. Whole requests in slices of a second leave a fifth.
 _USED = {"bucket": 0.95, "bucket/6": 0.95, "sliding": 0.95, "fixed": 0.95, "10s": 0.96, "1s": 0.79}
-_ALLOWED = Allowed(limits={"rpm": 500, "tpm": 30_000})
-
-
-def _case(**settings: Any) -> Case:
-    return Case(allowed=[msgspec.structs.replace(_ALLOWED, **settings)], room=Room(premium=192), length_s=300.0)
-
-
-def _played(case: Case, mode: Mode, profile: Profile | None) -> Iterator[tuple[int, float | None, float]]:
-    for load in loads(profile, case.allowed, largest_share=0.02, seed=1):
-        yield worst([play(case, mode, load, progress=lambda _seconds: None)])
 
 
 @pytest.mark.slow
@@ -63,9 +53,18 @@ def test_a_wrong_preset_is_found(plan: Plan) -> None:
     assert "FAIL bucket/6" in said.out
 
 
+@pytest.mark.parametrize(("preset", "mode"), [("auto", "10s"), ("auto", "1s"), ("quantised:10s", "1s")])
+def test_every_wrong_preset_is_found(preset: Preset, mode: Mode) -> None:
+    """A preset that doesn't withstand a mode is refused calls by it: the claims leave out nothing that would hold."""
+    results = played(case(enforcement=preset), mode, "bursts")
+
+    assert mode not in CLAIMED[preset]
+    assert sum(result.rejected for result in results) > 0
+
+
 def test_textbook_bucket_is_found() -> None:
     """A bucket of the whole limit without a window, as in most libraries, lets nearly twice the limit through."""
-    allowed = msgspec.structs.replace(_ALLOWED, settlement="none")
+    allowed = msgspec.structs.replace(ALLOWED, settlement="none")
     known = terms(allowed)
     limits = tuple(_textbook(limit) for limit in known.limits)
     provider, tally = Provider(allowed, "sliding", seed=1), Tally(60 * SECOND)
@@ -88,14 +87,13 @@ def _textbook(limit: Limit) -> Limit:
 
 def test_late_calls_are_found() -> None:
     """A worker that sends later than the gate was told brings refusals: the plan doesn't look away from the delay."""
-    case = _case(enforcement="quantised:10s", send_within_s=0.2)
-    provider = Provider(case.allowed[0], "10s", seed=1)
-    late = msgspec.structs.replace(case.allowed[0], send_within_s=5.0)
-    setup = Setup(
-        terms=[msgspec.structs.replace(terms(case.allowed[0]), allowed=late)], room=case.room, delays="random"
-    )
-    load = loads("constant", case.allowed, largest_share=0.02, seed=1)[0]
+    in_time = case(enforcement="quantised:10s", send_within_s=0.2)
+    provider = Provider(in_time.allowed[0], "10s", seed=1)
+    late = msgspec.structs.replace(in_time.allowed[0], send_within_s=5.0)
+    known = msgspec.structs.replace(terms(in_time.allowed[0]), allowed=late)
+    load = loads("constant", in_time.allowed, largest_share=0.02, seed=1)[0]
 
+    setup = Setup(terms=[known], room=in_time.room, delays="random")
     Simulation(setup, load.make(), [provider], Tally(60 * SECOND)).run(300 * SECOND)
 
     assert provider.rejected > 0
@@ -104,30 +102,42 @@ def test_late_calls_are_found() -> None:
 @pytest.mark.parametrize("delays", ["random", "extremes"])
 def test_any_delay_up_to_the_stated_one_is_withstood(delays: Any) -> None:
     """Whether calls take any time up to J, or by turns nothing and all of it, none is refused."""
-    case = msgspec.structs.replace(_case(), delays=delays)
-
-    for rejected, _, fullest in _played(case, "fixed", None):
-        assert rejected == 0
-        assert fullest <= 1.0
+    for result in played(case(delays=delays), "fixed", None):
+        assert result.rejected == 0
+        assert result.worst_window_ratio <= 1.0
 
 
-def test_large_requests_are_withstood() -> None:
+@pytest.mark.parametrize("mode", ["sliding", "fixed", "bucket", "bucket/6"])
+def test_large_requests_are_withstood(mode: Mode) -> None:
     """With requests of up to a tenth of the limit nothing is refused and at least 91 % is used."""
-    case = msgspec.structs.replace(_case(), length_s=900.0)
-    tokens = loads("constant", case.allowed, largest_share=0.1, seed=2)[1]
+    for seed in (1, 2):
+        large = case(minutes=15, seed=seed)
 
-    result = play(case, "sliding", tokens, progress=lambda _seconds: None)
+        (result,) = played(large, mode, "constant", bound="tpm", largest_share=0.1)
 
-    assert (result.rejected, result.bound) == (0, "tpm")
-    assert result.used_ratio is not None
-    assert result.used_ratio >= 0.91
+        assert result.rejected == 0
+        assert result.worst_window_ratio <= 1.0
+        assert result.used_ratio is not None
+        assert result.used_ratio >= 0.91
+
+
+def test_slices_are_withstood_by_slow_workers() -> None:
+    """Where requests are counted in slices of 10 s and calls take up to a second, 89 % is used, and none is refused."""
+    results = played(case(enforcement="quantised:10s", send_within_s=1.0), "10s", None)
+
+    for result in results:
+        assert result.rejected == 0
+        assert result.worst_window_ratio <= 1.0
+    for result in results[:2]:  # of work without end
+        assert result.used_ratio is not None
+        assert result.used_ratio >= 0.89
 
 
 def test_cold_start_is_withstood() -> None:
     """Without any state nothing is refused either."""
-    case = msgspec.structs.replace(_case(), cold=True, length_s=180.0)
+    results = played(case(cold=True, minutes=3), "sliding", "constant")
 
-    assert [rejected for rejected, _, _ in _played(case, "sliding", "constant")] == [0, 0]
+    assert [result.rejected for result in results] == [0, 0]
 
 
 def test_same_seed_same_figures(plan: Plan) -> None:

@@ -47,17 +47,6 @@ def test_table_has_a_line_a_mode(plan: Plan) -> None:
     assert said.out.splitlines()[-1] == "ok   no promise broken"
 
 
-def test_other_programs_on_the_key_are_withstood(plan: Plan) -> None:
-    """When a fifth of the key goes to others, the headers tell: nothing is refused, and what is left is used."""
-    config = "[[pools.main.deployments]]\nrpm = 500\ntpm = 30_000\nenforcement = 'continuous'\n"
-
-    said = plan("--foreign", "0.2", "--profile", "constant", "--minutes", "8", "--json", config=config)
-
-    assert said.code == 0
-    assert said.json["modes"]["bucket"]["rejected"] == 0
-    assert said.json["modes"]["bucket"]["used_ratio"] >= 0.95
-
-
 def _write(folder: Path, *lines: object) -> str:
     path = folder / "requests.jsonl"
     path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
