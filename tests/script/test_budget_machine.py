@@ -15,10 +15,10 @@ NAMES = ("rpm", "tpm")
 
 
 class Grant:
-    """A grant as the provider sees it: when it was charged, and what it holds of each limit now."""
+    """A grant as the provider sees it: when it was, and what it holds of each limit now; `at` is the server's word."""
 
-    def __init__(self, at: int, tokens: int) -> None:
-        self.at = at
+    def __init__(self, at: int, real: int, tokens: int) -> None:
+        self.at, self.real = at, real
         self.reserved = {"rpm": 1, "tpm": tokens}
         self.holds = dict(self.reserved)
 
@@ -40,6 +40,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.memories: dict[str, Memory] = {}
         self.replica: Any = self.budget.snapshot()
         self.servers = 0
+        self.back = 0  # by how much the server's clock is behind the time that has passed
 
     @rule(us=st.one_of(st.integers(0, SECOND_US), st.integers(0, 70 * SECOND_US)))
     def time_passes(self, us: int) -> None:
@@ -48,6 +49,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(us=st.integers(0, 5 * SECOND_US))
     def the_clock_steps_back(self, us: int) -> None:
         self.now -= us
+        self.back += us
 
     @rule(
         target=grants,
@@ -71,13 +73,13 @@ class AnyOrder(RuleBasedStateMachine):
         if self.budget.acquire(self.now, {"rpm": 1, "tpm": tokens}, rank) > 0:
             assert self._figures() == before
             return None
-        grant = Grant(self._at(), tokens)
+        grant = Grant(self._at(), self.now + self.back, tokens)
         self.charges.append(grant)
         for place, name in enumerate(NAMES, 1):
             self.memories[name] = self.budget.remember(self.now, name, place)
         for limit in self.limits:
-            since = grant.at - limit.window_us - limit.late_us
-            held = sum(one.holds[limit.name] for one in self.charges if one.at > since)
+            since = grant.real - limit.window_us - limit.late_us
+            held = sum(one.holds[limit.name] for one in self.charges if one.real > since)
             assert held <= limit.limit, f"{held} of {limit.limit} {limit.name} in one window"
         return grant
 
@@ -89,7 +91,7 @@ class AnyOrder(RuleBasedStateMachine):
         used = {"rpm": 1, "tpm": int(grant.reserved["tpm"] * share)}
         self.budget.settle(self.now, grant.reserved, used, grant.at)
         if used["tpm"] > grant.reserved["tpm"]:
-            more = Grant(self._at(), used["tpm"] - grant.reserved["tpm"])
+            more = Grant(self._at(), self.now + self.back, used["tpm"] - grant.reserved["tpm"])
             more.holds["rpm"] = 0
             self.charges.append(more)
         elif self.refunds:
