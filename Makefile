@@ -45,7 +45,7 @@ format: $(VENV)/installed-dev ## put the code into form
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/ruff format --quiet .
 
-bench: $(VENV)/installed-dev ## what three stage hops cost, beside the bare floor (ARGS=--json)
+bench: $(VENV)/installed-dev ## hops, the gate's scripts, the limiter beside its peers (ARGS='gate --json')
 	@$(BIN)/python -m tests.bench $(ARGS)
 
 clean: ## remove what was installed and cached
