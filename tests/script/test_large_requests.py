@@ -7,7 +7,7 @@ import pytest
 from pipeline.config import Deployment
 from tests.script.bench import Bench
 from tests.script.conftest import Open
-from tests.script.views import SMALL, work
+from tests.script.views import SMALL, waiting, work
 
 pytestmark = pytest.mark.anyio
 
@@ -72,3 +72,14 @@ async def test_only_the_deployment_it_can_have_first_is_kept(opened: Open) -> No
     verdicts = await bench.admit(await bench.arrive(bench.request("other", tenant="other", **SMALL)))
 
     assert verdicts == [("premium", "small")]
+
+
+async def test_fifteen_users_get_in_at_once_after_two_minutes_of_saturating_batch(opened: Open) -> None:
+    """A batch job takes all it can get for two minutes; fifteen interactive requests go to premium all the same."""
+    bench = await opened(Deployment(name="primary", rpm=500, tpm=300_000))
+    await work(bench, seconds=120, small="batch", every_s=0.1)
+    assert len(await waiting(bench)) > 50, "the job isn't through yet"
+
+    users = [bench.request(f"user {n}", tenant=f"user {n}", **SMALL) for n in range(15)]
+
+    assert await bench.send(*users) == ["premium"] * 15
