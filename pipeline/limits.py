@@ -7,7 +7,7 @@ import hashlib
 import msgspec
 
 from pipeline.config import Deployment
-from tokenweir.terms import DAY_LIMITS, WINDOW_LIMITS, Allowed, Terms
+from tokenweir.terms import DAY_LIMITS, WINDOW_LIMITS, Allowed, Limit, Terms
 from tokenweir.terms import terms as resolve_terms
 
 
@@ -36,6 +36,13 @@ def seed(deployment: Deployment) -> tuple[str, str, bytes]:
     return deployment.name, hashlib.sha256(encoded).hexdigest()[:16], encoded
 
 
+def _sixth(deployment: Deployment, limit: Limit) -> str:
+    """What no gate can cure: a provider whose bucket holds a sixth of the limit."""
+    if deployment.enforcement != "auto" or limit.name == "rpm":
+        return ""
+    return f"; a provider that counts in sixths of a window refuses single requests beyond {limit.limit // 6:,}"
+
+
 def explain(deployment: Deployment) -> list[str]:
     """The resolved numbers of a deployment, one line a limit, for people."""
     lines = []
@@ -45,7 +52,7 @@ def explain(deployment: Deployment) -> list[str]:
             lines.append(
                 f"{deployment.name} {limit.name} {limit.limit:,} per {limit.window_us / 1e6:g} s: "
                 f"burst {limit.capacity:,.0f}, refill {per_s:,.2f}/s, uses up to {limit.expected_use:.1%}, "
-                f"worst window 100 %, opens {limit.opening_s:.1f} s after a cold start"
+                f"worst window 100 %, opens {limit.opening_s:.1f} s after a cold start{_sixth(deployment, limit)}"
             )
         else:
             day = "any 24 h" if limit.resets_us < 0 else f"the day that begins at {deployment.day_resets_at} UTC"

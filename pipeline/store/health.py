@@ -97,7 +97,7 @@ async def _rights(connection: Connection) -> list[Finding]:
     """What this user may do, without doing it."""
     try:
         user = (await connection.command("ACL", "WHOAMI")).decode()
-        rows = _needed(connection.keys)
+        rows = needed(connection.keys)
         answers = await connection.commands([("ACL", "DRYRUN", user, *words) for words in rows])
     except StoreUnavailable as error:
         return [Finding("ok", "rights", f"not looked at: this user may not ask ({_reason(error)})")]
@@ -114,7 +114,7 @@ async def _rights(connection: Connection) -> list[Finding]:
     ]
 
 
-def _needed(keys: Keys) -> list[tuple[Argument, ...]]:
+def needed(keys: Keys) -> list[tuple[Argument, ...]]:
     """Every command of a worker and its scripts, on a key of each kind, with as few arguments as it takes."""
     stream, status, backlog = keys.key("ingest"), keys.status("x"), keys.key("backlog:batch")
     on_stream: list[tuple[Argument, ...]] = [
@@ -129,12 +129,15 @@ def _needed(keys: Keys) -> list[tuple[Argument, ...]]:
     ]
     on_stream += [("XDEL", stream, "1-1"), ("XRANGE", stream, "-", "+"), ("XLEN", stream)]
     on_hash: list[tuple[Argument, ...]] = [("HSET", status, "a", "b"), ("HGET", status, "a"), ("HMGET", status, "a")]
+    on_hash += [("HSETNX", status, "a", "b"), ("HRANDFIELD", status, 1)]
     on_hash += [("HGETALL", status), ("HDEL", status, "a"), ("HEXISTS", status, "a"), ("HINCRBY", status, "a", 1)]
     on_hash += [("HLEN", status), ("EXPIRE", status, 1), ("PEXPIRE", status, 1), ("PERSIST", status)]
     on_set: list[tuple[Argument, ...]] = [("ZADD", backlog, 1, "a"), ("ZREM", backlog, "a"), ("ZCARD", backlog)]
     on_set += [("ZRANGE", backlog, 0, 0), ("ZRANGEBYSCORE", backlog, 0, 1), ("ZCOUNT", backlog, 0, 1)]
+    on_set += [("ZRANK", backlog, "a")]
     others: list[tuple[Argument, ...]] = [("EVALSHA", "0" * 40, 1, stream), ("EVAL", "return 1", 1, stream), ("TIME",)]
-    others += [("SET", keys.key("edge:alive"), "1"), ("EXISTS", stream), ("DEL", backlog)]
+    others += [("SET", keys.key("budget:a"), "1"), ("GET", keys.key("budget:a")), ("SET", keys.key("edge:alive"), "1")]
+    others += [("EXISTS", stream), ("DEL", backlog), ("INFO", "server")]
     others += [("CLIENT", "ID"), ("CLIENT", "UNBLOCK", 1)]
     return [*on_stream, *on_hash, *on_set, *others]
 
