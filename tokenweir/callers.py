@@ -16,11 +16,11 @@ NOBODY: Final = len(CLASSES)  # below all ranks
 class Caller:
     """One call to be made. `granted` becomes true, or an error, unless the caller gives up."""
 
-    __slots__ = ("asked_at", "charged_at", "deadline", "granted", "number", "output", "place", "prompt", "rank")
+    __slots__ = ("asked_at", "charged_at_us", "deadline", "granted", "number", "output", "place", "prompt", "rank")
 
     def __init__(
-        self, *, number: int, rank: int, prompt: int, output: int, deadline: float, granted: asyncio.Future[bool]
-    ):
+        self, number: int, rank: int, prompt: int, output: int, deadline: float, granted: asyncio.Future[bool]
+    ) -> None:
         self.number = number
         self.rank = rank
         self.prompt = prompt
@@ -29,19 +29,19 @@ class Caller:
         self.granted = granted
         self.asked_at = 0.0  # monotonic: a charge of this question is younger
         self.place = -1  # of the deployment that is charged; -1 = none, or no longer
-        self.charged_at = ""  # on Redis's clock
+        self.charged_at_us = 0  # on Redis's clock
 
     @property
     def waits(self) -> bool:
         return not self.granted.done()
 
-    def question(self) -> str:
+    def question(self) -> tuple[int, ...]:
         """What the script is asked."""
-        return f"{self.number} {self.rank} {self.prompt} {self.output}"
+        return self.number, self.rank, self.prompt, self.output
 
-    def ending(self, how: int, first: int, second: int) -> str:
+    def ending(self, how: int, first: int, second: int) -> tuple[int, ...]:
         """What the script is told at the end."""
-        return f"{self.number} {self.place + 1} {self.charged_at} {self.prompt} {self.output} {how} {first} {second}"
+        return self.number, self.place + 1, self.charged_at_us, self.prompt, self.output, how, first, second
 
     def too_large(self) -> RequestError:
         tokens = self.prompt + self.output
@@ -77,6 +77,6 @@ class Line:
                 break
             while queue and len(taken) < most:
                 caller = queue.popleft()
-                if caller.waits:
+                if not caller.granted.done():
                     taken.append(caller)
         return taken

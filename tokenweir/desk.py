@@ -16,7 +16,10 @@ import math
 import random
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+
+import msgspec
 
 from tokenweir.callers import NOBODY, Caller, Line
 from tokenweir.connection import CALL_TIMEOUT_S
@@ -25,8 +28,9 @@ from tokenweir.shared_limits import SharedLimits
 
 # How a call ended: lua/budget_reserve.lua.
 UNKNOWN, USED, NEVER_MADE, REFUSED, FAILED = range(5)
-# So much goes into one question; more would keep Redis from others for too long.
-_MOST_CALLERS, _MOST_ENDINGS = 128, 256
+# So much goes into one question. Of more callers some wait here while Redis decides on others: so both are at work at
+# the same time, and Redis is kept from nobody for long.
+_MOST_CALLERS, _MOST_ENDINGS = 64, 256
 # Behind one that didn't fit a moment ago few will.
 _CALLERS_AFTER_A_REFUSAL = 16
 # Limits may be raised and pauses ended by others, and nobody tells us.
@@ -45,7 +49,7 @@ class Desk:
         self._name = f"limiter:{secrets.token_hex(8)}"
         self._numbers = 0
         self._line = Line()
-        self._endings: list[str] = []
+        self._endings: list[tuple[int, ...]] = []
         self._closing = False
         self._sleeper: asyncio.Future[None] | None = None
         # The rest belongs to the task.
@@ -71,14 +75,7 @@ class Desk:
         if self._closing:
             raise RuntimeError("the limiter is closed")
         self._numbers += 1
-        caller = Caller(
-            number=self._numbers,
-            rank=rank,
-            prompt=prompt,
-            output=output,
-            deadline=deadline,
-            granted=self._loop.create_future(),
-        )
+        caller = Caller(self._numbers, rank, prompt, output, deadline, self._loop.create_future())
         if rank < self._blocked:
             self._wake()
         elif deadline <= time.monotonic():
@@ -86,7 +83,8 @@ class Desk:
             return caller
         else:
             self._watch_deadlines(deadline)
-        self._soonest = min(self._soonest, deadline)
+        if deadline < self._soonest:
+            self._soonest = deadline
         self._line.add(caller, first=first)
         return caller
 
@@ -144,9 +142,8 @@ class Desk:
     async def _turn(self, callers: list[Caller]) -> None:
         """One question and its answer, however long that takes."""
         endings, self._endings = self._endings[:_MOST_ENDINGS], self._endings[_MOST_ENDINGS:]
-        wanted = " ".join([caller.question() for caller in callers])
         self._questions += 1
-        args = (self._questions, f"{self._name}:", " ".join(endings), wanted)
+        args = (self._questions, f"{self._name}:", _packed(endings), _packed([caller.question() for caller in callers]))
         began = time.monotonic()
         for caller in callers:
             caller.asked_at = began
@@ -156,7 +153,7 @@ class Desk:
             self._asked_at = time.monotonic()
             self._watch_deadlines(self._asked_at + _ROUND_TRIP_S)
             try:
-                times, answers = await self._limits.ask(self._name, args)
+                times_us, answers = await self._limits.ask(self._name, args)
                 break
             except StoreUnavailable as error:
                 self._failed(error)
@@ -164,15 +161,15 @@ class Desk:
             retry_s = min(retry_s * 2, _LONGEST_RETRY_S)
         self._outage, self._asked = None, []
         if callers:
-            self._hand_out(callers, times, answers)
+            self._hand_out(callers, times_us, answers)
 
-    def _hand_out(self, callers: Sequence[Caller], times: Sequence[str], answers: Sequence[int]) -> None:
+    def _hand_out(self, callers: Sequence[Caller], times_us: Sequence[int], answers: Sequence[int]) -> None:
         """Tell the answers; who got none waits on at the old place, if there is time."""
         refused = answers[-1] < 0
         for caller, place in zip(callers, answers, strict=False):
             if place > 0:
-                caller.place, caller.charged_at = place - 1, times[place - 1]
-                if caller.waits:
+                caller.place, caller.charged_at_us = place - 1, times_us[place - 1]
+                if not caller.granted.done():
                     caller.granted.set_result(True)
                 else:
                     self.end(caller, NEVER_MADE)  # it left meanwhile
@@ -260,3 +257,8 @@ class Desk:
     def _no_room(self) -> LimitReached:
         wait_s = max(0.001, self._free_at - time.monotonic())
         return LimitReached(f"no room for another {wait_s:.3g} s", retry_after_s=wait_s)
+
+
+def _packed(rows: Iterable[Iterable[int]]) -> bytes:
+    """One list of numbers, as the script reads it."""
+    return msgspec.msgpack.encode(list(chain.from_iterable(rows)))

@@ -31,6 +31,7 @@ _MOST_TOKENS: Final = 10**12
 _LONGEST_S: Final = 1e9
 _LONGEST_PAUSE_S: Final = 86_400.0
 _FLUSH_S: Final = 5.0
+_NUMBERS: Final = (int, float)
 
 
 class Grant:
@@ -234,12 +235,10 @@ class Limiter:
 
 def _amounts(tokens: int | None, prompt_tokens: int | None, output_tokens: int | None) -> tuple[int, int, int]:
     """Tokens in prompt and output, and in which form they were given."""
-    if tokens is not None:
-        if prompt_tokens is not None or output_tokens is not None:
-            raise ValueError("give tokens=, or prompt_tokens= and output_tokens=, not both")
-        return _whole("tokens", tokens), 0, _TOTAL
     if prompt_tokens is None and output_tokens is None:
-        return 0, 0, _NOTHING
+        return (0, 0, _NOTHING) if tokens is None else (_whole("tokens", tokens), 0, _TOTAL)
+    if tokens is not None:
+        raise ValueError("give tokens=, or prompt_tokens= and output_tokens=, not both")
     return _whole("prompt_tokens", prompt_tokens), _whole("output_tokens", output_tokens), _APART
 
 
@@ -257,6 +256,6 @@ def _whole(name: str, amount: int | None) -> int:
 
 
 def _seconds(name: str, seconds: float) -> float:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= _LONGEST_S:
+    if isinstance(seconds, bool) or not isinstance(seconds, _NUMBERS) or not 0 <= seconds <= _LONGEST_S:
         raise ValueError(f"{name} must be a number of seconds between 0 and {_LONGEST_S:,.0f}, not {seconds!r}")
     return float(seconds)

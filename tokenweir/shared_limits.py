@@ -30,6 +30,26 @@ class _Terms(msgspec.Struct):
     start_within_us: int
 
 
+class _Figures(msgspec.Struct, array_like=True):
+    """What stood in a budget."""
+
+    at_us: int
+    limits: tuple[tuple[str, float, float, float], ...]  # name, all charges ever, those of the window, level
+
+
+class _Reply(msgspec.Struct, array_like=True):
+    """What the reserve script answers: lists by deployment, but for `answers`, which go by call."""
+
+    start_within_us: list[float]
+    times_us: list[int]
+    answers: list[int]
+    lives: list[tuple[str, int]]
+    figures: list[_Figures]
+
+
+_read: Final = msgspec.msgpack.Decoder(_Reply).decode
+
+
 class SharedLimits:
     """The deployments of a pool, and scripts on their budgets.
 
@@ -46,7 +66,8 @@ class SharedLimits:
         self._only = frozenset(only) if only is not None else None
         self._opening = asyncio.Lock()
         self._budgets: tuple[str, ...] = ()
-        self._memory: tuple[str, str] | None = None  # which lives of the budgets answered last, and what they were
+        self._memory: _Reply | None = None  # the last one
+        self._keys: dict[str, tuple[str, ...]] = {}  # those of the reserve script, by limiter
         self.deployments: tuple[str, ...] = ()
         self.call_within_s: list[float] = []  # by deployment: from a grant to the start of its call
         self.counts_tokens = False
@@ -73,17 +94,19 @@ class SharedLimits:
                 )
             self._learn({name: found[name] for name in sorted(wanted)})
 
-    async def ask(self, limiter: str, args: Sequence[Argument]) -> tuple[list[str], list[int]]:
-        """Run the reserve script: the time of the grants by deployment, and the answers.
+    async def ask(self, limiter: str, args: Sequence[Argument]) -> tuple[list[int], list[int]]:
+        """Run the reserve script: the time of the grants by deployment (us), and the answers.
 
         Redis may have been emptied: limits that were given are put in place again.
 
         Raises:
             StoreUnavailable: no reply, or an error: whether it ran is unknown. It may be asked again as it is.
         """
-        bind = {"<limiter>": self._connection.keys.key(limiter)}
+        if (keys := self._keys.get(limiter)) is None:
+            bind = {"<limiter>": self._connection.keys.key(limiter)}
+            keys = self._keys[limiter] = self._connection.names(_RESERVE, bind=bind, rest=self._budgets)
         try:
-            reply = await self._connection.run(_RESERVE, args, bind=bind, rest=self._budgets)
+            text = await self._connection.run_on(keys, _RESERVE, args)
         except StoreUnavailable as error:
             if "NOLIMITS" not in str(error):
                 raise
@@ -93,23 +116,21 @@ class SharedLimits:
                     "a worker of it puts them there when it works, or pass limits="
                 ) from error
             await self._seed()
-            reply = await self._connection.run(_RESERVE, args, bind=bind, rest=self._budgets)
-        answers, lives, figures = reply.decode().split("|")
-        if self._memory and self._memory[0] != lives:
-            await self._tell(*self._memory)
-        self._memory = (lives, figures)
-        words, split = answers.split(" "), 2 * len(self.deployments)
+            text = await self._connection.run_on(keys, _RESERVE, args)
+        reply = _read(text)
+        if self._memory and self._memory.lives != reply.lives:
+            await self._tell(self._memory)
+        self._memory = reply
         # Operators may change it at any time.
-        self.call_within_s = [int(word) / 1e6 for word in words[:split:2]]
-        return words[1:split:2], [int(word) for word in words[split:]]
+        self.call_within_s = [within_us / 1e6 for within_us in reply.start_within_us]
+        return reply.times_us, reply.answers
 
-    async def _tell(self, lives: str, figures: str) -> None:
+    async def _tell(self, known: _Reply) -> None:
         """Another server, or an emptied one, has answered: tell it what the former one knew of the budgets."""
         args: list[Argument] = []
-        for name, life, text in zip(self.deployments, lives.split(" "), figures.split(","), strict=True):
-            (server, born), (at, *rest) = life.split(":"), text.split(" ")
-            for limit, cum, used, level in zip(*(rest[place::4] for place in range(4)), strict=True):
-                args += ("seen", name, limit, born, cum, used, level, at, server)
+        for name, (server, born), figures in zip(self.deployments, known.lives, known.figures, strict=True):
+            for limit, cum, used, level in figures.limits:
+                args += ("seen", name, limit, born, cum, used, level, figures.at_us, server)
         await self._connection.run(_REPORT, args, rest=self._budgets)
 
     async def _seed(self) -> None:
