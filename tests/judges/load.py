@@ -24,6 +24,8 @@ from tests.integration.rig import Rig, open_rig
 WORKERS = 12
 # A busy machine may take as long as half of this to make a granted call.
 SEND_WITHIN_S = 0.5
+# Nobody dies here: a worker that a busy machine stops for seconds mustn't be taken for dead.
+LEASE_S = 30.0
 # Of each request here, as the provider counts them; about.
 _PROMPT_TOKENS = 15
 
@@ -46,7 +48,7 @@ def twelve_workers(stated: Stated, *, mode: str, preset: str, more: str = "", **
     """Twelve worker processes before a provider that counts by `mode`; `more` is appended to their configuration."""
     settings = {**stated._asdict(), "enforcement": mode, **sandbox}
     call = {**stated._asdict(), "enforcement": preset, "send_within_s": SEND_WITHIN_S}
-    with open_rig(sandbox=settings, call=call) as rig:
+    with open_rig(sandbox=settings, call=call, lease_s=LEASE_S) as rig:
         rig.config.write_text(rig.config.read_text() + more)
         rig.run(WORKERS)
         yield rig

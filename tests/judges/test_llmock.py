@@ -18,7 +18,7 @@ import pytest
 
 from tests.integration.rig import Rig, open_rig
 from tests.judges.llmock_server import Llmock, Record, llmock
-from tests.judges.load import WORKERS, grants_started
+from tests.judges.load import LEASE_S, WORKERS, grants_started
 from tokenweir.terms import Enforcement
 from tokenweir.wire import Result
 
@@ -118,7 +118,7 @@ def played() -> Iterator[dict[str, Played]]:
             if rigs:
                 rig = next(iter(rigs.values())).configure(pool.name, call=call)
             else:
-                rig = stack.enter_context(open_rig(pool=pool.name, lease_s=30.0, call=call))
+                rig = stack.enter_context(open_rig(pool=pool.name, lease_s=LEASE_S, call=call))
             # Before the workers start: what was spent by others afterwards would be foreign use of the key.
             asyncio.run(_uncoordinated(server, pool))
             rig.run(WORKERS)
