@@ -33,6 +33,8 @@ class Leases:
         self._hands = hands
         self._metrics = metrics
         self._lease_s = lease_s
+        # Entries that the last renewal didn't find, by lane; `renew_for_ever` only.
+        self._missed: dict[str, set[str]] = {lane: set() for lane in lanes}
         self._cursors = dict.fromkeys(lanes, "0-0")  # kept from one look to the next; `reclaim_for_ever` only
 
     async def renew_for_ever(self, on_lost: Callable[[Sequence[str]], None]) -> None:
@@ -45,11 +47,14 @@ class Leases:
                 except StoreUnavailable as error:
                     self._store.outage.failed(error)
                     continue
-                still = [entry_id for entry_id in lost if entry_id in self._hands]
-                if still:
-                    log.warning("entries_taken_over", lane=lane, entries=still)
-                    self._hands.lose(still)
-                    on_lost(still)
+                still = {entry_id for entry_id in lost if entry_id in self._hands}
+                # What has just been acknowledged isn't ours any more either, but out of our hands in a moment.
+                taken = sorted(still & self._missed[lane])
+                self._missed[lane] = still
+                if taken:
+                    log.warning("entries_taken_over", lane=lane, entries=taken)
+                    self._hands.lose(taken)
+                    on_lost(taken)
 
     async def reclaim_for_ever(self, on_taken: Callable[[Sequence[Entry]], None], stop: asyncio.Event) -> None:
         """About every quarter lease, take over what has been left for a lease; nothing more once `stop` is set."""
