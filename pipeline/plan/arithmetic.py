@@ -36,19 +36,28 @@ end
 
 local function returned(state) state.in_flight = math.max(0, state.in_flight - 1) end
 
+-- Grows when a bucket or a window gets room.
+local function room(state)
+  local sum = 0
+  for _, item in ipairs(state.items) do sum = sum + item.level - item.used end
+  return sum
+end
+
 return {
   add = function(term) pool[#pool + 1] = {term = term} end,
 
   take = function(now, prompt, output, floor, kept)
-    local cost, best, shortest, nearest = budget.cost(prompt, output), 0, math.huge, 0
+    local cost, best, shortest, nearest, open = budget.cost(prompt, output), 0, math.huge, 0, math.huge
     for i, deployment in ipairs(pool) do
       local wait = budget.wait(at(deployment, now), cost, floor)
       if wait < shortest then shortest, nearest = wait, i end
-      if wait <= 0 and i ~= kept
-        and (best == 0 or budget.room(deployment.state) > budget.room(pool[best].state)) then best = i end
+      if i ~= kept then
+        open = math.min(open, wait)
+        if wait <= 0 and (best == 0 or budget.room(deployment.state) > budget.room(pool[best].state)) then best = i end
+      end
     end
     if best > 0 then budget.charge(at(pool[best], now, true), cost) end
-    return best, shortest, nearest
+    return best, shortest, nearest, open
   end,
 
   possible = function(now, prompt, output)
@@ -60,14 +69,12 @@ return {
   end,
 
   settle = function(i, now, prompt, output, used, granted_at)
-    local state, before, after = at(pool[i], now, true), 0, 0
-    local paused = state.pause_until
-    for _, item in ipairs(state.items) do before = before + item.level end
+    local state = at(pool[i], now, true)
+    local paused, before = state.pause_until, room(state)
     budget.passed(state, granted_at)
     budget.settle(state, budget.cost(prompt, output), budget.cost(prompt, used), granted_at)
     returned(state)
-    for _, item in ipairs(state.items) do after = after + item.level end
-    return after > before or state.pause_until ~= paused or state.term.max_in_flight > 0
+    return room(state) > before or state.pause_until ~= paused or state.term.max_in_flight > 0
   end,
 
   refused = function(i, now, till, granted_at)
@@ -114,11 +121,16 @@ class Look(msgspec.Struct, frozen=True):
 
 
 class Taken(NamedTuple):
-    """The deployment that was charged, or None, the microseconds until some may take it, and which that is."""
+    """The deployment that was charged, or None, and how many microseconds it is to be waited for.
+
+    Attributes:
+        wait_us: until any may take it, and `nearest` which that is. open_us: until one that isn't kept for another may.
+    """
 
     deployment: int | None
     wait_us: float
     nearest: int | None
+    open_us: float
 
 
 class Budgets:
@@ -140,8 +152,8 @@ class Budgets:
 
     def take(self, now: int, prompt: int, output: int, floor: int | str, kept: int | None) -> Taken:
         """Charge the cost where it fits, but not at `kept`, which is kept for another."""
-        chosen, wait_us, nearest = self._take(now, prompt, output, floor, -1 if kept is None else kept + 1)
-        return Taken(chosen - 1 if chosen else None, float(wait_us), nearest - 1 if nearest else None)
+        chosen, wait_us, nearest, open_us = self._take(now, prompt, output, floor, -1 if kept is None else kept + 1)
+        return Taken(chosen - 1 if chosen else None, float(wait_us), nearest - 1 if nearest else None, float(open_us))
 
     def possible(self, now: int, prompt: int, output: int) -> bool:
         """Whether any deployment could ever take it."""

@@ -213,7 +213,8 @@ class Gate:
                 return ("premium", asked), 0.0
             if place == 0:
                 self._keep(asked, now, taken)
-            shortest, lowest = min(shortest, taken.wait_us), min(lowest, rank)
+            # What is kept for the first isn't waited for: when that goes, all are looked at again.
+            shortest, lowest = min(shortest, taken.open_us if place else taken.wait_us), min(lowest, rank)
         return None, shortest
 
     def _serve_edge(self) -> tuple[str, Asked] | None:

@@ -132,7 +132,7 @@ class Simulation:
         if decision in ("premium", "edge"):
             self._served(decision, asked)
         elif decision == "deferred":
-            if self._gate.leads(asked):
+            if self._gate.leads(asked) or self._overdue:
                 self._drain()
         else:
             self.tally.refused(decision)
@@ -152,6 +152,11 @@ class Simulation:
         if self._wake_at is None or wake_at < self._wake_at:
             self._wake_at = wake_at
             self._at(wake_at, self._woken, wake_at)
+
+    @property
+    def _overdue(self) -> bool:
+        """Whether a wait is over, and only its timer isn't yet."""
+        return self._wake_at is not None and self._now >= self._wake_at - _WAKE_US
 
     def _woken(self, wake_at: int) -> None:
         if wake_at == self._wake_at:  # else an earlier one has taken its place
@@ -216,7 +221,7 @@ class Simulation:
         )
         self._gate.ended("premium")
         self._come(self._traffic.answered(asked, self._now))
-        if more or full:  # else whoever waits must wait as long as before, and is timed already
+        if more or full or self._overdue:  # else whoever waits must wait as long as before, and is timed already
             self._drain()
 
     def _refused(self, asked: Asked, receipt: Receipt) -> None:
