@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -148,6 +149,18 @@ def test_same_seed_same_figures(plan: Plan) -> None:
 
     assert first == again
     assert first["modes"] != other["modes"]
+
+
+def test_machines_find_what_the_documentation_names(plan: Plan) -> None:
+    """Every field of the JSON stands in the documentation."""
+    text = (Path(__file__).parents[2] / "docs" / "plan.md").read_text("utf-8")
+
+    report = plan("--mode", "bucket", "--foreign", "0.3", "--minutes", "3", "--json").json
+
+    figures = report["modes"]["bucket"]
+    load = figures["bound_by"]["tpm"]
+    names = {*report, *figures, *load, *load["waits"]["interactive"]}
+    assert {name for name in names if f"`{name}`" not in text} == set()
 
 
 def test_options_name_what_there_is() -> None:

@@ -130,7 +130,7 @@ def test_empty_file_is_an_error(plan: Plan, tmp_path: Path) -> None:
 
 
 def test_picture_shows_the_run(plan: Plan, tmp_path: Path) -> None:
-    """The picture is valid SVG with calls, refusals, level and limit, and says how many there were."""
+    """The picture is valid SVG with calls, refusals large enough to be seen, level and limit, and says how many."""
     config = "[[pools.main.deployments]]\nrpm = 500\ntpm = 30_000\nenforcement = 'continuous'\n"
 
     said = plan("--mode", "bucket/6", "--profile", "bursts", "--minutes", "3", "--plot", "run.svg", config=config)
@@ -141,5 +141,8 @@ def test_picture_shows_the_run(plan: Plan, tmp_path: Path) -> None:
     assert said.code == 1
     assert picture.tag == f"{_SVG}svg"
     assert {"admitted", "rejected", "limit", "level"} <= set(styles)
+    refused = [element for element in picture.iter(f"{_SVG}rect") if element.get("class") == "rejected"]
+    assert len(refused) > 1  # the first is the legend's
+    assert all(float(element.get("height") or 0) >= 3 for element in refused)
     assert len((level.get("points") or "").split()) > 150
     assert any("calls admitted" in (text.text or "") for text in picture.iter(f"{_SVG}text"))
