@@ -91,13 +91,14 @@ local function serve_premium(found)
     local rank = head.meta.rank
     for later = i + 1, #found do rank = math.min(rank, found[later].meta.rank) end
     if head.meta.rank <= lowest then
-      local deployment, wait, nearest = choose(cost, rank, head.meta.score)
+      local deployment, wait, nearest, open = choose(cost, rank, head.meta.score)
       if deployment then
         head.kind, head.deployment, head.cost = 'premium', deployment, cost
         return head, 0
       end
       if i == 1 and nearest then reserve(head, nearest, wait) end
-      shortest, lowest = math.min(shortest, wait), math.min(lowest, head.meta.rank)
+      -- What is kept for the first isn't waited for: when that goes, all are looked at again.
+      shortest, lowest = math.min(shortest, i == 1 and wait or open), math.min(lowest, head.meta.rank)
     end
   end
   return nil, shortest

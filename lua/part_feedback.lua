@@ -5,6 +5,8 @@
 local STALE_US = 15000000
 -- Kept back from what the provider says is left: other programs on the key are spending meanwhile.
 local MARGIN = 0.05
+-- Beyond our own window this much is a stranger's: a burst may have left the window since the provider counted it.
+local STRANGE = 0.15
 local LOWEST = -0.01
 -- Differences between the two accounts of the provider's bucket, as shares of the limit: from which on they say
 -- something, and which contradicts what was proven.
@@ -156,7 +158,7 @@ function budget.heard(state, name, left, limit, reset_us, sent_at, own)
     ask(state, item)
   end
   -- However a provider counts, it holds no more of ours than our window does.
-  local foreign = lacks > item.used + MARGIN * item.allowed
+  local foreign = lacks > item.used + STRANGE * item.allowed
   if state.term.feedback then
     learn_foreign(item, left, sent_at)
     item.level = math.min(item.level, math.max(left - since - MARGIN * item.allowed, LOWEST * item.allowed))

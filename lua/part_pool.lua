@@ -46,17 +46,19 @@ local function kept(deployment, score)
     and now - reserved.since >= deployment.term.allowed.window_s * PATIENCE
 end
 
--- The deployment that can take `cost` now, the one with most room; else nil, the shortest wait in us, and whose it is.
--- `score` is the request's place in the order of waiting ones.
+-- The deployment that can take `cost` now, the one with most room; else nil, the shortest wait in us, whose it is, and
+-- the shortest wait for one that isn't kept for another. `score` is the request's place in the order of waiting ones.
 local function choose(cost, floor, score)
-  local best, shortest, nearest = nil, math.huge, nil
+  local best, shortest, nearest, open = nil, math.huge, nil, math.huge
   for _, deployment in ipairs(deployments) do
     local wait = budget.wait(deployment.state, cost, floor)
     if wait < shortest then shortest, nearest = wait, deployment end
-    if wait <= 0 and not kept(deployment, score)
-      and (not best or budget.room(deployment.state) > budget.room(best.state)) then best = deployment end
+    if not kept(deployment, score) then
+      open = math.min(open, wait)
+      if wait <= 0 and (not best or budget.room(deployment.state) > budget.room(best.state)) then best = deployment end
+    end
   end
-  return best, shortest, nearest
+  return best, shortest, nearest, open
 end
 
 -- Whether some deployment could ever take `cost`.

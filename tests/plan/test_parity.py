@@ -134,7 +134,7 @@ def _planned(scene: Scene, arrivals: Sequence[Asked], seed: int) -> Given:
     return traffic
 
 
-@pytest.mark.parametrize("seed", [1, 6])
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("name", SCENES)
 async def test_plan_decides_as_the_scripts_do(opened: Open, name: str, seed: int) -> None:
     """Some hundred requests get the same decisions, and leave the backlog in the same order at the same times."""

@@ -128,7 +128,7 @@ LEARNING_FAULTS = {
     "headers raise the level": ("feedback", "math.min(item.level, math.max(left", "(math.max(left"),
     "no bottom for what headers say": ("feedback", ", LOWEST * item.allowed))", ", -math.huge))"),
     "no margin for others": ("feedback", "left - since - MARGIN * item.allowed, LOWEST", "left - since, LOWEST"),
-    "our own calls are strangers": ("feedback", "lacks > item.used + MARGIN", "lacks > item.level + MARGIN"),
+    "our own calls are strangers": ("feedback", "lacks > item.used + STRANGE", "lacks > item.level + STRANGE"),
     "lost charges stay lost": (
         "feedback",
         "budget.put(item, math.min(missing,",
