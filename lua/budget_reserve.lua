@@ -23,6 +23,7 @@
 -- include feedback
 -- include pool
 -- include limits
+-- include notice
 
 -- By how many windows of age a class gives way: pipeline/priority.py.
 local GIVES_WAY = {[0] = 0, [1] = 1, [2] = 10}
@@ -110,7 +111,5 @@ end
 said = cmsgpack.pack({start_within, times, answers, lives, figures})
 redis.call('SET', K.limiter, ARGV[1] .. ' ' .. said, 'EX', ANSWER_KEPT_S)
 -- The backlog may have waited for it.
-if #over > 0 and redis.call('EXISTS', K['backlog:meta']) == 1 then
-  redis.call('XADD', K.deferred, '*', 'why', 'limiter')
-end
+if #over > 0 then look_again('limiter') end
 return said

@@ -10,6 +10,7 @@
 -- include budget
 -- include feedback
 -- include pool
+-- include notice
 
 local alarms, reopened = {}, false
 for at = 1, #ARGV, 9 do
@@ -28,5 +29,5 @@ for at = 1, #ARGV, 9 do
   end
 end
 save_budgets()
-if reopened and redis.call('EXISTS', K['backlog:meta']) == 1 then redis.call('XADD', K.deferred, '*', 'why', 'reopened') end
+if reopened then look_again('reopened') end
 return alarms

@@ -6,6 +6,7 @@
 -- include clock
 -- include budget
 -- include pool
+-- include notice
 
 local resumed = {}
 for _, deployment in ipairs(deployments) do
@@ -16,5 +17,5 @@ for _, deployment in ipairs(deployments) do
   end
 end
 save_budgets()
-if redis.call('EXISTS', K['backlog:meta']) == 1 then redis.call('XADD', K.deferred, '*', 'why', 'resumed') end
+look_again('resumed')
 return resumed

@@ -15,7 +15,7 @@ local reply = {}
 for i, deployment in ipairs(deployments) do
   local state, limits = deployment.state, {}
   for j, item in ipairs(state.items) do
-    limits[j] = {item.limit.name, whole(item.level), whole(item.capacity), whole(item.used), whole(item.allowed)}
+    limits[j] = {item.name, whole(item.level), whole(item.capacity), whole(item.used), whole(item.allowed)}
   end
   reply[i] = {deployment.name, whole(math.max(0, state.pause_until - state.now)), state.why, whole(state.in_flight),
     whole(state.factor * 1000), budget.refunding(state) and 1 or 0, limits}

@@ -62,7 +62,7 @@ local seen = {}
 for _, deployment in ipairs(deployments) do
   local state = deployment.state
   for _, item in ipairs(state.items) do
-    seen[#seen + 1] = {deployment.name, item.limit.name, string.format('%.0f', state.born), string.format('%.0f', item.cum),
+    seen[#seen + 1] = {deployment.name, item.name, string.format('%.0f', state.born), string.format('%.0f', item.cum),
       string.format('%.0f', item.used), string.format('%.0f', math.floor(item.level)), string.format('%.0f', state.now), state.server}
   end
 end

@@ -15,6 +15,7 @@
 -- include carrier
 -- include pool
 -- include result
+-- include notice
 
 local group, kept, ttl_s = ARGV[1], ARGV[2], ARGV[3]
 local replies, rows, ids, members = {}, {}, {}, {}
@@ -58,7 +59,7 @@ for i, row in ipairs(rows) do
   local carried, mark, inboxes = status_read(row.result.id, 'entry', 'terminal', 'inbox')
   local ours_is = carrier(K.source, row.entry)
   local ours = not (group == 'classify' and carried and carried ~= ours_is)
-  if ours and not (mark and tonumber(mark) >= tonumber(row.result.replay)) then
+  if ours and not ended(mark, row.result.replay) then
     write_result(row.result, kept, ttl_s, inboxes, group == 'classify' and ours_is)
     replies[3 * i - 2] = 1
   else
@@ -68,5 +69,5 @@ for i, row in ipairs(rows) do
 end
 settled(K.source, group, ids)
 -- A slot, and perhaps budget, has come free.
-if redis.call('EXISTS', K['backlog:meta']) == 1 then redis.call('XADD', K.deferred, '*', 'why', 'finished') end
+look_again('finished')
 return replies

@@ -35,7 +35,7 @@ for at = 2, #ARGV, 7 do
     local carried, mark, waiting = status_read(id, 'entry', 'terminal', 'inbox')
     if claims and not claim(id, entry, inbox, carried, waiting, carried or mark or waiting) then
       answer = 'repeat'
-    elseif not (mark and tonumber(mark) >= tonumber(replay)) then
+    elseif not ended(mark, replay) then
       redis.call('XADD', target, '*', 'request', ARGV[at + 6])
       answer = 'moved'
     end

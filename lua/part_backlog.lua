@@ -8,9 +8,6 @@ local backlog = {}
 
 function backlog.index(rank) return K['backlog:' .. CLASSES[rank]] end
 
--- Anything waiting at all, due or not.
-function backlog.any() return redis.call('EXISTS', K['backlog:meta']) == 1 end
-
 function backlog.count() return redis.call('HLEN', K['backlog:meta']) end
 
 local function tenant_field(tenant, rank) return rank .. ' ' .. tenant end

@@ -58,8 +58,8 @@ local function status_set(id, ...)
   redis.pcall('HSET', ROOT .. 'status:' .. id, ...)
 end
 
+-- Whether `mark`, the `terminal` of a status (nil = none), is of this life of the request or a later one.
+local function ended(mark, replay) return mark ~= nil and tonumber(mark) >= tonumber(replay) end
+
 -- Whether this life of the request has its terminal result already.
-local function terminal(id, replay)
-  local mark = status_get(id, 'terminal')
-  return mark ~= nil and tonumber(mark) >= tonumber(replay)
-end
+local function terminal(id, replay) return ended(status_get(id, 'terminal'), replay) end

@@ -68,7 +68,7 @@ end
 
 local function named(state, name)
   for _, item in ipairs(state.items) do
-    if item.limit.name == name then return item end
+    if item.name == name then return item end
   end
 end
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-
-import msgspec
-
 from pipeline.config import Deployment
-from tokenweir.terms import DAY_LIMITS, WINDOW_LIMITS, Allowed, Limit, Terms
+from tokenweir.terms import DAY_LIMITS, WINDOW_LIMITS, Allowed, Limit, Terms, seed_row
 from tokenweir.terms import terms as resolve_terms
 
 
@@ -32,8 +28,7 @@ def terms(deployment: Deployment) -> Terms:
 
 def seed(deployment: Deployment) -> tuple[str, str, bytes]:
     """Name, fingerprint of the configured values, and terms as JSON, as the seed script takes them."""
-    encoded = msgspec.json.encode(terms(deployment))
-    return deployment.name, hashlib.sha256(encoded).hexdigest()[:16], encoded
+    return seed_row(deployment.name, terms(deployment))
 
 
 def _sixth(deployment: Deployment, limit: Limit) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -13,7 +12,7 @@ from lua import load
 from tokenweir.connection import Argument, Connection, insist
 from tokenweir.errors import ConfigError, StoreUnavailable
 from tokenweir.keys import valid_id
-from tokenweir.terms import DAY_LIMITS, WINDOW_LIMITS, Allowed, terms
+from tokenweir.terms import DAY_LIMITS, WINDOW_LIMITS, Allowed, seed_row, terms
 
 _RESERVE, _SEED, _REPORT = load("budget_reserve"), load("limits_seed"), load("budgets_report")
 _LIMITS: Final = (*WINDOW_LIMITS, *DAY_LIMITS)
@@ -136,8 +135,7 @@ class SharedLimits:
     async def _seed(self) -> None:
         args: list[Argument] = []
         for name, allowed in (self._given or {}).items():
-            encoded = msgspec.json.encode(terms(allowed))
-            args += [name, hashlib.sha256(encoded).hexdigest()[:16], encoded]
+            args += seed_row(name, terms(allowed))
         await self._connection.run(_SEED, args, rest=[f"budget:{name}" for name in self._given or {}])
 
     async def _read(self) -> dict[str, _Terms]:

@@ -9,6 +9,7 @@ d = W/60, a slot; C = the bucket's capacity; r = its refill; w = the slice of a 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import Annotated, Final, Literal
 
@@ -156,6 +157,12 @@ def terms(allowed: Allowed) -> Terms:
         feedback=allowed.enforcement == "continuous",
         allowed=allowed,
     )
+
+
+def seed_row(name: str, terms: Terms) -> tuple[str, str, bytes]:
+    """A deployment as lua/limits_seed.lua takes it: its name, a fingerprint of its terms, and the terms as JSON."""
+    encoded = msgspec.json.encode(terms)
+    return name, hashlib.sha256(encoded).hexdigest()[:16], encoded
 
 
 def _slice_rate(requests: float, slice_us: float) -> float:
