@@ -1,32 +1,32 @@
 """The client: put requests in, get results out, from any number of coroutines of one event loop.
 
-What travels is in `draft` and `wire`; waiting for single requests is in `inbox`, reading all results in `reader`.
+What travels is in `draft` and `wire`; putting requests in is in `submission`, waiting for single ones in `inbox`,
+reading all results in `reader`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
 
 from lua import load
-from tokenweir.connection import Argument, Call, Connection, connect, insist
+from tokenweir.connection import Connection, connect, insist
 from tokenweir.draft import Content, Draft, as_draft
-from tokenweir.errors import ConfigError, QueueFull, RequestError, ResultTimeout
+from tokenweir.errors import ConfigError, RequestError, ResultTimeout
 from tokenweir.inbox import Inbox, Listener
 from tokenweir.keys import Keys, valid_id
 from tokenweir.reader import GroupReader, tail
+from tokenweir.submission import Submission
 from tokenweir.wire import Class, Event, Result, Status, Ticket, status_from_fields
 
 __all__ = ["Client", "Content", "Draft"]
 
-_SUBMIT, _STATUS = load("request_submit"), load("request_status")
+_STATUS = load("request_status")
 _CONNECTIONS: Final = 4
-_SUBMITTED_AT_ONCE: Final = 500
-_SHORTEST_RETRY_S, _LONGEST_RETRY_S = 1.0, 60.0
 
 
 class Client:
@@ -52,8 +52,8 @@ class Client:
         except ValueError as error:
             raise ConfigError(str(error)) from error
         self._url = url
-        self._max_waiting = max_waiting
         self._control = Connection(connect(url, max_connections=_CONNECTIONS), self._keys)
+        self._submission = Submission(self._control, max_waiting=max_waiting)
         self._inbox = Inbox(self._keys, self._connection)
         self._readings: set[Connection] = set()
 
@@ -109,7 +109,7 @@ class Client:
             stream=stream,
             metadata=metadata,
         )
-        await self._submit([self._call(draft)])
+        await self._submission.send([draft])
         return draft.id
 
     async def submit_many(self, requests: Iterable[Content | Draft]) -> list[str]:
@@ -122,9 +122,7 @@ class Client:
             RequestError, QueueFull, StoreUnavailable: as `submit`, for the first request that met it.
         """
         drafts = [as_draft(each) for each in requests]
-        calls = [self._call(draft) for draft in drafts]
-        for first in range(0, len(calls), _SUBMITTED_AT_ONCE):
-            await self._submit(calls[first : first + _SUBMITTED_AT_ONCE])
+        await self._submission.send(drafts)
         return [draft.id for draft in drafts]
 
     async def result(self, request_id: str, *, timeout_s: float | None = 60.0) -> Result:
@@ -185,9 +183,8 @@ class Client:
             RequestError, QueueFull, StoreUnavailable: as `submit` and `result`.
         """
         draft = as_draft(content, **{**more, "stream": True})
-        call = self._call(draft, inbox=self._inbox.name, reply_to=self._inbox.key)
         with self._inbox.listen(draft.id, deltas=True) as listener:
-            await self._submit([call])
+            await self._submission.send([draft], inbox=self._inbox.name, reply_to=self._inbox.key)
             await self._look(listener)
             attempt = 0
             while True:
@@ -258,25 +255,6 @@ class Client:
     def _connection(self) -> Connection:
         """A connection for blocking reads: they must not hold up anybody else."""
         return Connection(connect(self._url, max_connections=1), self._keys)
-
-    def _call(self, draft: Draft, *, inbox: str = "", reply_to: str = "") -> Call:
-        fields = draft.fields()
-        if reply_to:
-            fields += ("reply_to", reply_to)
-        bind = {"<status>": self._keys.status(draft.id), "<lane>": self._keys.key(draft.lane)}
-        args: list[Argument] = [self._max_waiting, inbox, *fields]
-        return Call(bind, args)
-
-    async def _submit(self, calls: Sequence[Call]) -> None:
-        for answer, waiting, wait_ms in await insist(lambda: self._control.run_many(_SUBMIT, calls)):
-            if answer == b"full":
-                # -1: no worker has put limits in place yet, so nothing is known to come free.
-                wait_s = wait_ms / 1000 if wait_ms >= 0 else _LONGEST_RETRY_S
-                retry_s = min(_LONGEST_RETRY_S, max(_SHORTEST_RETRY_S, wait_s))
-                raise QueueFull(
-                    f"{waiting:,} requests wait, at most {self._max_waiting:,} may; try again in {retry_s:.0f} s",
-                    retry_after_s=retry_s,
-                )
 
     async def _look(self, listener: Listener) -> None:
         await insist(lambda: self._inbox.look([listener.request_id], self._control))
