@@ -1,10 +1,8 @@
-"""A worker's part played by hand through the real scripts, and a network that fails."""
+"""A worker's part played by hand through the real scripts."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -65,77 +63,6 @@ class Worker:
             await self.streams.forward(entry.lane, [(entry.id, Forward(request=request, to=lane, claims=True))])
             for moved in await self.streams.read(self.connection, [lane], count=1):
                 await self.gate.admit([(moved.id, decode(moved.fields[b"request"]))])
-
-
-class Network:
-    """A TCP way to a server that can be cut, or swallow what the server says."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._streams: set[asyncio.StreamWriter] = set()
-        self._server: asyncio.Server | None = None
-        self._down = False
-        self._deaf = False
-        self._lose = 0
-        self.url = ""
-
-    async def open(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
-
-    async def aclose(self) -> None:
-        self.cut()
-        assert self._server
-        self._server.close()
-        await self._server.wait_closed()
-
-    def cut(self) -> None:
-        """Break every connection, and each new one at once."""
-        self._down = True
-        for writer in self._streams:
-            writer.close()
-
-    def mend(self) -> None:
-        """Let everything through from now on."""
-        self._down = self._deaf = False
-
-    def silence(self) -> None:
-        """Swallow whatever the server says, and keep the connections open."""
-        self._deaf = True
-
-    def lose_replies(self, count: int) -> None:
-        """Break a connection instead of passing the server's next words on, so many times."""
-        self._lose = count
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._streams.add(writer)
-        try:
-            if not self._down:
-                server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._port)
-                self._streams.add(server_writer)
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(self._pump(reader, server_writer, lambda: True))
-                    group.create_task(self._pump(server_reader, writer, self._heard))
-                self._streams.discard(server_writer)
-        finally:
-            self._streams.discard(writer)
-            writer.close()
-
-    def _heard(self) -> bool:
-        return not self._deaf
-
-    async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, heard: Callable[[], bool]
-    ) -> None:
-        with suppress(ConnectionError):
-            while data := await reader.read(65536):
-                if heard == self._heard and self._lose:
-                    self._lose -= 1
-                    break
-                if heard():
-                    writer.write(data)
-                    await writer.drain()
-        writer.close()
 
 
 Open = Callable[..., Client]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
-from tests.client.actors import Network, Open, Worker
+from tests.client.actors import Open, Worker
+from tests.faults.proxy import Proxy
 from tests.support import Server
 from tokenweir import Client
 from tokenweir.connection import Connection
@@ -39,8 +40,6 @@ def worker(connection: Connection) -> Worker:
 
 
 @pytest.fixture
-async def network(redis_server: Server) -> AsyncIterator[Network]:
-    way = Network(redis_server.port)
-    await way.open()
-    yield way
-    await way.aclose()
+def network(redis_server: Server) -> Iterator[Proxy]:
+    with Proxy(redis_server.port) as way:
+        yield way

@@ -9,7 +9,8 @@ from contextlib import aclosing
 
 import pytest
 
-from tests.client.actors import Network, Open, Worker
+from tests.client.actors import Open, Worker
+from tests.faults.proxy import Proxy
 from tests.support import eventually
 from tokenweir import Client, Result, StoreUnavailable
 from tokenweir.connection import Connection
@@ -183,7 +184,7 @@ async def test_c03_the_group_disappears_while_we_wait(client: Client, worker: Wo
         task.cancel()
 
 
-async def test_reading_outlives_a_short_outage(opened: Open, network: Network, worker: Worker) -> None:
+async def test_reading_outlives_a_short_outage(opened: Open, network: Proxy, worker: Worker) -> None:
     """Cut off in the middle, my loop goes on when the network is back: each result once, none lost."""
     client = opened(network.url)
     seen: list[str] = []

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.client.actors import Network, Open, Worker
+from tests.client.actors import Open, Worker
+from tests.faults.proxy import Proxy
 from tokenweir import Client, QueueFull, RequestError, StoreUnavailable
 from tokenweir.client import Draft
 from tokenweir.connection import Connection
@@ -142,7 +143,7 @@ async def test_a_known_id_is_known_even_when_the_queue_is_full(opened: Open) -> 
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-async def test_c22_a_lost_reply_queues_once(opened: Open, network: Network, worker: Worker, lost: int) -> None:
+async def test_c22_a_lost_reply_queues_once(opened: Open, network: Proxy, worker: Worker, lost: int) -> None:
     """When the network drops Redis's answer, my request is neither lost nor queued twice."""
     client = opened(network.url)
     await client.submit("first")
@@ -153,7 +154,7 @@ async def test_c22_a_lost_reply_queues_once(opened: Open, network: Network, work
     assert [worker.request(entry).id for entry in await worker.take()][1:] == [request_id]
 
 
-async def test_redis_away_is_said(opened: Open, network: Network) -> None:
+async def test_redis_away_is_said(opened: Open, network: Proxy) -> None:
     """With Redis refusing connections, submit and status say StoreUnavailable in a moment; afterwards they work."""
     client = opened(network.url)
     network.cut()

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.client.actors import Network, Open, Worker, failure, waited_for
+from tests.client.actors import Open, Worker, failure, waited_for
+from tests.faults.proxy import Proxy
 from tests.support import Server, eventually, running_server
 from tokenweir import Client, RequestError, Result, ResultTimeout, StoreUnavailable, TokenweirError
 from tokenweir.connection import Connection, connect
@@ -144,7 +145,7 @@ async def test_a_lost_event_hangs_nobody(client: Client, worker: Worker) -> None
     assert isinstance(failed.result(), RequestError)
 
 
-async def test_a_wait_outlives_a_short_outage(opened: Open, network: Network, worker: Worker) -> None:
+async def test_a_wait_outlives_a_short_outage(opened: Open, network: Proxy, worker: Worker) -> None:
     """A result that is written while I'm cut off from Redis reaches me when the network is back."""
     client = opened(network.url)
     request_id = await client.submit("x")
@@ -159,14 +160,14 @@ async def test_a_wait_outlives_a_short_outage(opened: Open, network: Network, wo
 
 
 @pytest.mark.slow
-async def test_a_silent_redis_is_said_within_ten_seconds(opened: Open, network: Network, worker: Worker) -> None:
+async def test_a_silent_redis_is_said_within_ten_seconds(opened: Open, network: Proxy, worker: Worker) -> None:
     """With a Redis that takes everything and says nothing, no call hangs: each says StoreUnavailable in some 10 s."""
     client = opened(network.url)
     request_id = await client.submit("x")
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(failure(client, request_id))
         await waited_for(worker, request_id)
-        network.silence()
+        network.swallow("replies")
         began = time.monotonic()
         calls = [group.create_task(failure(client, request_id)) for _ in range(20)]
 

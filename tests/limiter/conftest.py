@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
-from tests.client.actors import Network
+from tests.faults.proxy import Proxy
 from tests.limiter.books import LIMITS, Books, Open
 from tests.support import Server
 from tokenweir import Limiter
@@ -44,8 +44,6 @@ async def limiter(opened: Open, books: Books) -> Limiter:
 
 
 @pytest.fixture
-async def network(redis_server: Server) -> AsyncIterator[Network]:
-    way = Network(redis_server.port)
-    await way.open()
-    yield way
-    await way.aclose()
+def network(redis_server: Server) -> Iterator[Proxy]:
+    with Proxy(redis_server.port) as way:
+        yield way

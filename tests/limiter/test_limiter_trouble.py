@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 import msgspec
 import pytest
 
-from tests.client.actors import Network
+from tests.faults.proxy import Proxy
 from tests.limiter.books import LIMITS, Books, Open
 from tests.support import Server, eventually, running_server, server_kinds
 from tokenweir import Limiter, LimitReached, StoreUnavailable
@@ -38,7 +38,7 @@ async def owned(own_server: Server, keys: Keys) -> AsyncIterator[Connection]:
 
 
 async def test_c22_a_reply_lost_after_the_charge_charges_once(
-    network: Network, opened: Open, books: Books, limiter: Limiter
+    network: Proxy, opened: Open, books: Books, limiter: Limiter
 ) -> None:
     """The connection breaks when Redis has charged me: I am asked for again, granted, and charged once."""
     async with opened(network.url) as mine:
@@ -51,7 +51,7 @@ async def test_c22_a_reply_lost_after_the_charge_charges_once(
 
 
 async def test_c22_a_give_back_whose_reply_is_lost_gives_back_once(
-    network: Network, opened: Open, books: Books, limiter: Limiter
+    network: Proxy, opened: Open, books: Books, limiter: Limiter
 ) -> None:
     """The answer to a give-back gets lost: it is told again, and what others were charged stays."""
     async with opened(network.url) as mine, mine.reserve(tokens=100), mine.reserve(tokens=100) as grant:
@@ -79,7 +79,7 @@ async def test_c22_a_frozen_server_charges_nobody_who_left(own_server: Server, k
 
 
 async def test_c23_without_redis_nothing_is_granted(
-    network: Network, opened: Open, books: Books, limiter: Limiter
+    network: Proxy, opened: Open, books: Books, limiter: Limiter
 ) -> None:
     """While Redis is away nobody goes; who has time waits, and goes when it is back. The rest is told so."""
     async with opened(network.url) as mine:
