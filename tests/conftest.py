@@ -1,11 +1,11 @@
 """A real server for the session, a pool of its own for each test, and no key left behind.
 
-TOKENWEIR_TEST_SERVER chooses the server: `valkey` (the packaged one, default) or `redis` (the one on PATH).
+Tests of scripts, client and limiter meet every kind of server, all others the embedded Valkey. TOKENWEIR_TEST_SERVER
+names one kind for all of them: `valkey`, `redis` (the one on PATH) or `redis8`.
 """
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from fnmatch import fnmatchcase
@@ -15,13 +15,14 @@ from redis import Redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.support import Server, running_server, server_binary
+from tests.support import Server, chosen_kinds, running_server, server_binary
 from tokenweir.connection import Connection, connect
 from tokenweir.keys import PERMANENT, Keys
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "leaves_keys(reason): this test may leave keys without expiry behind")
+    config.addinivalue_line("markers", "one_server(reason): this test needn't meet every kind of server")
 
 
 @pytest.fixture
@@ -30,9 +31,9 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def redis_server() -> Iterator[Server]:
-    """One real server for the whole session."""
-    kind = os.environ.get("TOKENWEIR_TEST_SERVER", "valkey")
+def redis_server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """One real server for the whole session; of each kind, where tests meet every kind."""
+    kind = getattr(request, "param", chosen_kinds()[0])
     if not server_binary(kind):
         pytest.skip(f"no {kind} server on this machine")
     with running_server(kind) as server:

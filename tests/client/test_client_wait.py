@@ -128,6 +128,7 @@ async def test_a_full_memory_still_gives_results() -> None:
     assert later.result().ok
 
 
+@pytest.mark.one_server("it waits for the client's own clock")
 async def test_a_lost_event_hangs_nobody(client: Client, worker: Worker) -> None:
     """When Redis loses what it had for me, a result still comes within seconds; a lost request is said to be."""
     kept, lost = await client.submit_many(["kept", "lost"])
@@ -160,6 +161,7 @@ async def test_a_wait_outlives_a_short_outage(opened: Open, network: Proxy, work
 
 
 @pytest.mark.slow
+@pytest.mark.one_server("it waits for the client's own clock")
 async def test_a_silent_redis_is_said_within_ten_seconds(opened: Open, network: Proxy, worker: Worker) -> None:
     """With a Redis that takes everything and says nothing, no call hangs: each says StoreUnavailable in some 10 s."""
     client = opened(network.url)

@@ -10,10 +10,14 @@ import pytest
 
 from tests.faults.proxy import Proxy
 from tests.limiter.books import LIMITS, Books, Open
-from tests.support import Server
+from tests.support import Server, on_every_server
 from tokenweir import Limiter
 from tokenweir.connection import Connection
 from tokenweir.keys import Keys
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    on_every_server(metafunc)
 
 
 @pytest.fixture

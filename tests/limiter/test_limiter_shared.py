@@ -37,6 +37,7 @@ async def test_c16_five_of_forty_pass(opened: Open, books: Books) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.one_server("it is about time, and takes 19 s")
 async def test_twelve_programs_stay_within_one_limit_and_use_it(redis_url: str, keys: Keys, opened: Open) -> None:
     """No window of 4 s holds more than 40,000 tokens or 4,000 calls, and 95 % of what can be used is used."""
     limits = {"rpm": 4_000, "tpm": 40_000}

@@ -14,7 +14,7 @@ import pytest
 
 from tests.faults.proxy import Proxy
 from tests.limiter.books import LIMITS, Books, Open
-from tests.support import Server, eventually, running_server, server_kinds
+from tests.support import Server, eventually, running_server
 from tokenweir import Limiter, LimitReached, StoreUnavailable
 from tokenweir.connection import Connection, connect
 from tokenweir.keys import Keys
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def own_server() -> Iterator[Server]:
+def own_server(redis_server: Server) -> Iterator[Server]:
     """A server that the test may maltreat."""
-    with running_server(server_kinds()[0]) as server:
+    with running_server(redis_server.kind) as server:
         yield server
 
 

@@ -10,9 +10,14 @@ import pytest
 from pipeline.config import Deployment
 from tests.script import views
 from tests.script.bench import PRIMARY, Bench
+from tests.support import on_every_server
 from tokenweir.connection import Connection
 
 Open = Callable[..., Awaitable[Bench]]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    on_every_server(metafunc)
 
 
 @pytest.fixture

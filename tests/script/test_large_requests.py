@@ -74,6 +74,7 @@ async def test_only_the_deployment_it_can_have_first_is_kept(opened: Open) -> No
     assert verdicts == [("premium", "small")]
 
 
+@pytest.mark.one_server("it is about arithmetic, and takes long")
 async def test_fifteen_users_get_in_at_once_after_two_minutes_of_saturating_batch(opened: Open) -> None:
     """A batch job takes all it can get for two minutes; fifteen interactive requests go to premium all the same."""
     bench = await opened(Deployment(name="primary", rpm=500, tpm=300_000))

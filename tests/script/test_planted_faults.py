@@ -247,6 +247,7 @@ SCRIPT_FAULTS = {
 
 
 @pytest.mark.anyio
+@pytest.mark.one_server("it is about our texts and our checks")
 @pytest.mark.leaves_keys("these checks stop in the middle")
 @pytest.mark.parametrize("check", [check_repeats, check_order, check_floors, check_starving, check_flights])
 async def test_the_checks_pass_on_the_real_scripts(connection: Connection, check: Check) -> None:
@@ -258,6 +259,7 @@ async def test_the_checks_pass_on_the_real_scripts(connection: Connection, check
 
 
 @pytest.mark.anyio
+@pytest.mark.one_server("it is about our texts and our checks")
 @pytest.mark.leaves_keys("a broken script leaves a broken pool")
 @pytest.mark.parametrize("fault", SCRIPT_FAULTS)
 async def test_faults_in_the_scripts_are_caught(connection: Connection, fault: str) -> None:
