@@ -138,10 +138,15 @@ function budget.open(was, term, now, server)
   local moved = was.server ~= nil and was.server ~= state.server
   if moved then state.settle_until = state.now + SETTLE_US end
   state.changed = not at or restart or was.server ~= state.server
-  for i, limit in ipairs(term.limits) do
+  for _, limit in ipairs(term.limits) do
     local kept = was.limits and was.limits[limit.name]
-    -- A day's count outlives a clock that was put right.
-    state.items[i] = opened((not restart or not limit.paced) and kept or nil, limit, state, passed, moved)
+    if PLACES[limit.name] then
+      -- A day's count outlives a clock that was put right.
+      state.items[#state.items + 1] = opened((not restart or not limit.paced) and kept or nil, limit, state, passed, moved)
+    else
+      state.unknown = state.unknown or {}
+      state.unknown[limit.name] = kept or false
+    end
   end
   return state
 end
@@ -168,6 +173,8 @@ local function closed(state)
   elseif state.pause_until > 0 and state.probe_at > 0 then
     until_at = math.max(until_at, state.probe_at + PROBE_US)
   end
+  -- Only workers of a newer release can count what it limits, so only they may grant.
+  if state.unknown then until_at = math.max(until_at, state.now + IN_FLIGHT_US) end
   local most = state.term.max_in_flight
   if most > 0 and state.in_flight >= most then until_at = math.max(until_at, state.now + IN_FLIGHT_US) end
   return math.max(0, until_at - state.now)
@@ -279,5 +286,6 @@ function budget.saved(state)
     if item.back ~= 0 then limit.back = item.back end
     kept.limits[item.name] = limit
   end
+  for name, limit in pairs(state.unknown or {}) do kept.limits[name] = limit or nil end
   return kept
 end

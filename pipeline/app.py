@@ -14,6 +14,7 @@ import structlog
 
 import stages
 from pipeline.alarms import Alarms
+from pipeline.alive import all_alive
 from pipeline.config import Config, secret
 from pipeline.gauges import PoolGauges
 from pipeline.http.ops import Ops
@@ -68,6 +69,11 @@ class Worker:
         self._metrics = Metrics(self._name, [deployment.name for deployment in deployments])
         self._stop = asyncio.Event()
 
+    @property
+    def stopping(self) -> bool:
+        """Whether it was told to stop."""
+        return self._stop.is_set()
+
     def stop(self) -> None:
         """Read nothing new, finish what is in hand, end."""
         self._stop.set()
@@ -112,6 +118,7 @@ class Worker:
         async with asyncio.TaskGroup() as group:
             services = [group.create_task(self._beat(store, built)), group.create_task(store.deltas.run())]
             running = [group.create_task(loop.run(self._stop)) for loop in loops]
+            await all_alive([*services, *running], self._stop)
             await asyncio.wait(running)
             for service in services:
                 service.cancel()

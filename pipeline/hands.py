@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 
 from pipeline.stage import Delivery
@@ -18,6 +19,7 @@ class Hands:
     def __init__(self, size: int) -> None:
         self._size = size
         self._held: dict[str, tuple[Delivery, asyncio.Task[None] | None]] = {}
+        self._since: dict[str, float] = {}  # when the task at work on an entry began, monotonic
         self._changed = asyncio.Event()
 
     def __contains__(self, entry_id: str) -> bool:
@@ -39,11 +41,13 @@ class Hands:
         """Remember the task at work on an entry, so that it can be cancelled when the entry is lost."""
         if entry_id in self._held:
             self._held[entry_id] = (self._held[entry_id][0], task)
+            self._since[entry_id] = time.monotonic()
 
     def end(self, entry_ids: Iterable[str]) -> None:
         """These are no longer in hand."""
         for entry_id in entry_ids:
             self._held.pop(entry_id, None)
+            self._since.pop(entry_id, None)
         self._changed.set()
 
     def lose(self, entry_ids: Iterable[str]) -> None:
@@ -55,12 +59,22 @@ class Hands:
                 task.cancel()
         self.end(lost)
 
-    def by_lane(self) -> dict[str, list[str]]:
-        """The entry ids in hand, by stream."""
+    def by_lane(self, *, begun: bool | None = None) -> dict[str, list[str]]:
+        """The entry ids in hand, by stream; with `begun` only those on which a task has been at work, or none."""
         lanes: dict[str, list[str]] = {}
-        for entry_id, (delivery, _) in self._held.items():
-            lanes.setdefault(delivery.lane, []).append(entry_id)
+        for entry_id, (delivery, task) in self._held.items():
+            if begun is None or begun is (task is not None):
+                lanes.setdefault(delivery.lane, []).append(entry_id)
         return lanes
+
+    def overdue(self, longest_s: float) -> list[str]:
+        """Entries whose task has been at work for longer, or was ended by somebody else: no outcome will come."""
+        began = time.monotonic() - longest_s
+        return [
+            entry_id
+            for entry_id, (_, task) in self._held.items()
+            if task is not None and (task.cancelled() or (not task.done() and self._since[entry_id] < began))
+        ]
 
     def cancel_all(self) -> None:
         """End all local work; the entries stay in hand, pending."""

@@ -1,7 +1,7 @@
 """An entry as a producer wrote it becomes a request, or an error that says what to mend. Pure.
 
-Any bytes are survived: nothing but `RequestError` leaves this module. Where a field stands twice the last one
-wins, since that is how entries arrive; fields that aren't named here are ignored.
+Any bytes are survived: nothing but `RequestError` and `NewerVersion` leaves this module. Where a field stands twice
+the last one wins, since that is how entries arrive; fields that aren't named here are ignored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pipeline import tokens
 from pipeline.body import Body, from_prompt, read_body, read_object
 from pipeline.complexity import edge_serves, is_simple
 from pipeline.config import Pool
-from pipeline.message import WIRE_VERSION, Request
+from pipeline.message import WIRE_VERSION, NewerVersion, Request, is_newer
 from tokenweir.errors import RequestError
 from tokenweir.keys import CLASSES, Keys, valid_id
 from tokenweir.wire import Class
@@ -53,10 +53,13 @@ def read_entry(fields: Fields, *, entry_id: str, entered_ms: int, pool: Pool, ke
         entered_ms: Redis time at which the entry was written; `max_wait` counts from it.
 
     Raises:
+        NewerVersion: producers and workers of a newer release know what it means.
         TooLarge: a request like any other, yet it can never be granted.
         RequestError: the fields can't be understood; one line with the field and the cure.
     """
     version = _text(fields, b"v", str(WIRE_VERSION))
+    if is_newer(version):
+        raise NewerVersion(readable_id(fields, entry_id))
     if version != str(WIRE_VERSION):
         raise RequestError(f"`v` names a wire version that isn't spoken here; leave it out or set it to {WIRE_VERSION}")
     priority = cast("Class", _one_of(fields, b"class", CLASSES, CLASSES[0]))

@@ -14,6 +14,7 @@ import structlog
 
 from pipeline.hands import Hands
 from pipeline.metrics import Metrics
+from pipeline.stage import Stage
 from pipeline.store import Entry, Store
 from tokenweir.errors import StoreUnavailable
 from tokenweir.keys import GROUPS
@@ -27,20 +28,29 @@ _PRUNE_IDLE_MS = 3_600_000
 class Leases:
     """The leases of one stage in one process."""
 
-    def __init__(self, lanes: Sequence[str], store: Store, hands: Hands, metrics: Metrics, *, lease_s: float) -> None:
-        self._lanes = lanes
+    def __init__(self, stage: Stage, store: Store, hands: Hands, metrics: Metrics, *, lease_s: float) -> None:
+        self._stage = stage
+        self._lanes = stage.lanes
         self._store = store
         self._hands = hands
         self._metrics = metrics
         self._lease_s = lease_s
         # Entries that the last renewal didn't find, by lane; `renew_for_ever` only.
-        self._missed: dict[str, set[str]] = {lane: set() for lane in lanes}
-        self._cursors = dict.fromkeys(lanes, "0-0")  # kept from one look to the next; `reclaim_for_ever` only
+        self._missed: dict[str, set[str]] = {lane: set() for lane in stage.lanes}
+        self._cursors = dict.fromkeys(stage.lanes, "0-0")  # kept from one look to the next; `reclaim_for_ever` only
 
     async def renew_for_ever(self, on_lost: Callable[[Sequence[str]], None]) -> None:
-        """Every quarter lease, renew all in hand; `on_lost` hears of what is somebody else's by now."""
+        """Every quarter lease, renew all in hand; `on_lost` hears of what is somebody else's by now.
+
+        What has been worked on for longer than the stage's own time-out and a lease is given up: a task that hangs
+        must not hold its entry, and its place, for ever.
+        """
         while True:
             await asyncio.sleep(self._lease_s / 4)
+            hung = self._hands.overdue(self._stage.longest_s + self._lease_s)
+            if hung:
+                log.error("handling_never_ended", stage=self._stage.name, entries=hung, effect="left to others")
+                self._hands.lose(hung)
             for lane, entry_ids in self._hands.by_lane().items():
                 try:
                     lost = await self._store.streams.renew(lane, entry_ids)
@@ -89,11 +99,15 @@ class Leases:
     async def leave(self) -> None:
         """Hand back what is still in hand, no attempt used up, and go: others take it at once."""
         idle_ms = round(self._lease_s * 1000) + 1000
-        for lane, entry_ids in self._hands.by_lane().items():
-            released = await self._store.streams.release(
-                lane, entry_ids, idle_ms=idle_ms, owner=self._store.consumer, back=1
-            )
-            if released:
-                log.info("entries_handed_back", lane=lane, count=len(released))
+        for begun in (True, False):
+            # The delivery of a suspect is counted when its handling begins. A call stays counted once it may have
+            # been made: whoever takes it over must know.
+            back = int(begun is not self._stage.calls)
+            for lane, entry_ids in self._hands.by_lane(begun=begun).items():
+                released = await self._store.streams.release(
+                    lane, entry_ids, idle_ms=idle_ms, owner=self._store.consumer, back=back
+                )
+                if released:
+                    log.info("entries_handed_back", lane=lane, count=len(released))
         for lane in self._lanes:
             await self._store.streams.prune(lane, leaving=True, idle_ms=_PRUNE_IDLE_MS)

@@ -16,17 +16,18 @@ from functools import partial
 import msgspec
 import structlog
 
-from pipeline.calls import start, timed
+from pipeline.alive import all_alive
+from pipeline.calls import start
+from pipeline.handling import Handling
 from pipeline.hands import Hands
 from pipeline.leases import Leases
-from pipeline.message import Request
 from pipeline.metrics import Metrics
-from pipeline.outcome import Dead, Forward, Leave, Outcome
+from pipeline.newer import newer
+from pipeline.outcome import Dead, Forward
 from pipeline.settle import Settler
 from pipeline.stage import Delivery, Stage
 from pipeline.store import Entry, Store
 from tokenweir.errors import StoreUnavailable
-from tokenweir.keys import MODEL_LANES
 
 log = structlog.get_logger()
 
@@ -55,8 +56,9 @@ class StageLoop:
         self._metrics = metrics
         self._settings = settings
         self._hands = Hands(stage.concurrency)
-        self._settler = Settler(store, metrics, self._hands.end)
-        self._leases = Leases(stage.lanes, store, self._hands, metrics, lease_s=settings.lease_s)
+        self._settler = Settler(store, metrics, self._hands.end, lease_s=settings.lease_s)
+        self._leases = Leases(stage, store, self._hands, metrics, lease_s=settings.lease_s)
+        self._handling = Handling(stage, store, metrics, self._hands, self._settler, lease_s=settings.lease_s)
         self._suspects: list[Entry] = []  # lost by a worker before, each to be handled alone; filled by reclaim
         self._reader = store.reader()
         self._reader_id = 0
@@ -76,13 +78,13 @@ class StageLoop:
                 group.create_task(self._leases.renew_for_ever(self._settler.forget)),
                 group.create_task(self._leases.reclaim_for_ever(lambda entries: self._retake(group, entries), stop)),
                 group.create_task(self._unblock()),
-                group.create_task(self._stage.run(stop)),
             ]
+            background = group.create_task(self._stage.run(stop))
             reading = group.create_task(self._read_until(group, stop))
-            await stop.wait()
+            await all_alive([*services, reading], stop)
             self._wanted.set()
             await self._finish(reading)
-            for service in services:
+            for service in (*services, background):
                 service.cancel()
         try:
             await self._leases.leave()
@@ -128,6 +130,7 @@ class StageLoop:
                 await asyncio.sleep(random.uniform(0.05, 0.2))
                 entries = await self._store.outage.insist(self._recover)
             self.last_read = time.monotonic()
+            self._metrics.was_read(self._stage.name)
             if entries:
                 await self._take(group, entries)
 
@@ -162,61 +165,35 @@ class StageLoop:
     async def _take(self, group: asyncio.TaskGroup, entries: Sequence[Entry]) -> None:
         """Put entries into the stage's hands; grants of calls are started first."""
         # A group that was made again delivers everything again, also what is being worked on.
-        deliveries = [self._delivery(entry) for entry in entries if entry.id not in self._hands]
+        deliveries = [self._handling.delivery(entry) for entry in entries if entry.id not in self._hands]
         for delivery in deliveries:
             self._hands.take(delivery)
         if self._stage.calls:
-            calls = [(delivery, request) for delivery in deliveries if (request := self._request(delivery)) is not None]
+            calls = [
+                (delivery, request)
+                for delivery in deliveries
+                if (request := self._handling.request(delivery)) is not None
+            ]
             deliveries = await start(self._store, self._metrics, calls)
             started = {delivery.entry_id for delivery in deliveries}
             self._hands.end(delivery.entry_id for delivery, _ in calls if delivery.entry_id not in started)
         for delivery in deliveries:
-            self._hands.decided_by(delivery.entry_id, group.create_task(self._decide(delivery)))
-
-    def _delivery(self, entry: Entry) -> Delivery:
-        return Delivery(
-            entry_id=entry.id,
-            lane=entry.lane,
-            fields=entry.fields,
-            deliveries=entry.deliveries,
-            deployment=entry.fields.get(b"deployment", b"").decode(errors="replace"),
-        )
-
-    def _request(self, delivery: Delivery) -> Request | None:
-        """The request of an inner entry; one that can't be read goes to `dead`."""
-        try:
-            return delivery.request
-        except (KeyError, msgspec.DecodeError) as error:
-            self._settler.put(delivery, Dead(reason="unreadable", message=f"not an entry of ours: {error}"))
-            return None
-
-    async def _decide(self, delivery: Delivery) -> None:
-        """Have the stage decide, whatever it takes."""
-        began = time.perf_counter()
-        try:
-            if delivery.lane in MODEL_LANES and not self._stage.calls:
-                request = self._request(delivery)
-                if request is None:
-                    return
-                delivery = timed(delivery, request, self._store, self._store.now_ms())
-            outcome: Outcome = await self._stage.handle(delivery)
-        except Exception as error:  # one bad request must not cancel its siblings
-            log.exception("stage_failed", stage=self._stage.name, entry=delivery.entry_id)
-            outcome = Leave(reason=f"{type(error).__name__}")  # dead after some deliveries, not at the first
-        self._metrics.decided_in(self._stage.name, time.perf_counter() - began)
-        self._settler.put(delivery, outcome)
+            self._hands.decided_by(delivery.entry_id, group.create_task(self._handling.decide(delivery)))
 
     # Taking over
 
     def _retake(self, group: asyncio.TaskGroup, entries: Sequence[Entry]) -> None:
         """Entries that another worker lost. Too many deliveries are the end; only deliveries count."""
         for entry in entries:
-            delivery = self._delivery(entry)
+            delivery = self._handling.delivery(entry)
             self._hands.take(delivery)
-            if self._stage.calls:
+            if self._stage.calls and entry.deliveries > 1:
                 self._send_back(delivery)
-            elif entry.deliveries < 2 or self._stage.name == "deferred":  # a notice can't be poison
-                self._hands.decided_by(entry.id, group.create_task(self._decide(delivery)))
+            elif self._stage.calls:  # handed back before anybody called
+                self._hands.decided_by(entry.id, group.create_task(self._handling.call(delivery)))
+            elif entry.deliveries < 2 or self._stage.name == "deferred" or newer(delivery):
+                # A notice can't be poison, and whether a newer release's entry is, that release must find out.
+                self._hands.decided_by(entry.id, group.create_task(self._handling.decide(delivery)))
             elif entry.deliveries > self._settings.max_deliveries:
                 self._settler.put(delivery, self._poisoned(delivery))
             else:
@@ -225,7 +202,7 @@ class StageLoop:
 
     def _send_back(self, delivery: Delivery) -> None:
         """The call may have been made: another attempt, through the gate, with a charge of its own."""
-        request = self._request(delivery)
+        request = self._handling.request(delivery)
         if request is None:
             return
         if request.attempt >= self._settings.max_attempts + self._settings.max_deliveries:
@@ -257,7 +234,7 @@ class StageLoop:
             if not await self._store.outage.insist(partial(self._store.streams.count_delivery, entry)):
                 self._hands.end([entry.id])
                 continue
-            self._hands.decided_by(entry.id, group.create_task(self._decide(self._delivery(entry))))
+            self._hands.decided_by(entry.id, group.create_task(self._handling.decide(self._handling.delivery(entry))))
 
     # Stopping
 

@@ -16,6 +16,7 @@ exists from the start at zero, so that the first incident shows as a rise.
 | tokenweir_tokens_total{pool,kind,state} | `reserved` for started calls; `used` as models counted them; `refunded` |
 | tokenweir_fallback_ratio{pool} | the edge's share of what this worker answered in the last 5 min |
 | tokenweir_backlog_served_total{pool,route} | waiting requests that got their turn |
+| tokenweir_last_read_timestamp_seconds{stage} | it must rise: when Redis last answered a read |
 | tokenweir_reclaimed_total{stage}, _lost_entries_total | workers died or hung; bodies were deleted by hand |
 | tokenweir_dead_total{stage,reason} | requests that need a person |
 | tokenweir_groups_made_total | somebody deleted a stream or group, or Redis lost its data |
@@ -75,6 +76,12 @@ class Metrics:
         self._alarms = counter("gate_alarms", "Headers that disagree with us", ("pool", "deployment", "kind"))
         self._tokens = counter("tokens", "Tokens reserved for calls, and used", ("pool", "kind", "state"))
         self._served = counter("backlog_served", "Requests that left the backlog", ("pool", "route"))
+        self._last_read = Gauge(
+            "tokenweir_last_read_timestamp_seconds",
+            "When Redis last answered a read",
+            ("stage",),
+            registry=self.registry,
+        )
         self._reclaimed = counter("reclaimed", "Entries taken over from lost workers", ("stage",))
         self._lost = counter("lost_entries", "Pending entries whose body was deleted", ("stage",))
         self._dead = counter("dead", "Dead letters", ("stage", "reason"))
@@ -184,6 +191,10 @@ class Metrics:
         """So many left the backlog."""
         self._served.labels(self._pool, "premium").inc(premium)
         self._served.labels(self._pool, "edge").inc(edge)
+
+    def was_read(self, stage: str) -> None:
+        """Redis answered a read, with entries or without."""
+        self._last_read.labels(stage).set_to_current_time()
 
     def reclaimed(self, stage: str, taken: int, lost: int) -> None:
         """Entries were taken over; some had no body any more."""

@@ -105,8 +105,12 @@ class Leave(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class PassOn(msgspec.Struct, frozen=True, kw_only=True):
+    """Leave it to another worker, which may take it at once; this delivery didn't count."""
+
+
 class Drain(msgspec.Struct, frozen=True, kw_only=True):
     """A notice for the backlog: serve what fits now, and come back at the time the script says."""
 
 
-Outcome = Forward | Admit | Done | Retry | Late | Dead | Leave | Drain
+Outcome = Forward | Admit | Done | Retry | Late | Dead | Leave | PassOn | Drain

@@ -18,7 +18,7 @@ import structlog
 from pipeline.answer import Times, failed
 from pipeline.message import Request
 from pipeline.metrics import Metrics
-from pipeline.outcome import Admit, Dead, Done, Drain, Forward, Late, Leave, Outcome, Retry
+from pipeline.outcome import Admit, Dead, Done, Drain, Forward, Late, Leave, Outcome, PassOn, Retry
 from pipeline.stage import Delivery
 from pipeline.store import Entry, Store
 from tokenweir.errors import ErrorCode, StoreUnavailable
@@ -48,8 +48,11 @@ class Settled(msgspec.Struct, frozen=True):
 class Settler:
     """Ends deliveries of one stage. `on_end(entry ids)` is called when they are no longer in hand."""
 
-    def __init__(self, store: Store, metrics: Metrics, on_end: Callable[[Iterable[str]], None]) -> None:
+    def __init__(
+        self, store: Store, metrics: Metrics, on_end: Callable[[Iterable[str]], None], *, lease_s: float
+    ) -> None:
         self._store = store
+        self._free_ms = round(lease_s * 1000) + 1000  # idle for so long an entry is anybody's
         self._metrics = metrics
         self._on_end = on_end
         self._queue: asyncio.Queue[Settled] = asyncio.Queue()
@@ -130,6 +133,8 @@ class Settler:
                 for item in items:
                     assert isinstance(item.outcome, Leave)
                     log.error("entry_left_pending", entry=item.delivery.entry_id, reason=item.outcome.reason)
+            case PassOn():
+                await self._pass_on(lane, items)
             case Drain():
                 raise AssertionError("drains are written by themselves")
             case _ as unknown:
@@ -141,6 +146,15 @@ class Settler:
         for delivery, request in calls:
             self._metrics.started(delivery.deployment, "given_back", request)
             log.warning("call_not_made_in_time", request_id=request.id, cure="fewer workers a core")
+
+    async def _pass_on(self, lane: str, items: Sequence[Settled]) -> None:
+        """Of a reclaimed entry this delivery hasn't been counted yet, of a new one it has."""
+        for back in (0, 1):
+            ids = [item.delivery.entry_id for item in items if (item.delivery.deliveries == 1) is bool(back)]
+            if ids:
+                await self._store.streams.release(
+                    lane, ids, idle_ms=self._free_ms, owner=self._store.consumer, back=back
+                )
 
     async def _forward(self, lane: str, items: Sequence[Settled]) -> None:
         rows = [(item.delivery.entry_id, item.outcome) for item in items if isinstance(item.outcome, Forward)]

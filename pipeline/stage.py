@@ -85,7 +85,7 @@ class Stage(Protocol):
         lanes: the streams it reads, first served first.
         concurrency: how many deliveries it holds at once in one process.
         calls: each delivery is a paid call: the loop starts its grant first, and gives late ones back.
-        retakes: a delivery that its worker lost may simply be handled again; else it goes back to the gate.
+        longest_s: no delivery is handled for longer; a lease later it is taken for hung, and left to others.
         ready: nothing is read, and no slots are offered to the gate, while this is False.
     """
 
@@ -93,7 +93,7 @@ class Stage(Protocol):
     lanes: tuple[str, ...]
     concurrency: int
     calls: bool
-    retakes: bool
+    longest_s: float
 
     @property
     def ready(self) -> bool: ...

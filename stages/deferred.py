@@ -20,7 +20,7 @@ class Deferred:
     lanes: tuple[str, ...] = ("deferred",)
     concurrency = 100
     calls = False
-    retakes = True
+    longest_s = 0.0
     ready = True
 
     async def handle(self, delivery: Delivery) -> Outcome:

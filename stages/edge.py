@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 import structlog
 
+from pipeline.alive import all_alive
 from pipeline.answer import Stopwatch, answered
 from pipeline.config import Edge
 from pipeline.message import Request
@@ -45,10 +46,10 @@ class EdgeCall:
     name = "edge"
     lanes: tuple[str, ...] = ("edge",)
     calls = False
-    retakes = True
 
     def __init__(self, settings: Edge, *, jitter: Callable[[float, float], float] = random.uniform) -> None:
         self.concurrency = settings.concurrency
+        self.longest_s = settings.call_s
         self._settings = settings
         self._model = OllamaChat(settings)
         self._jitter = jitter
@@ -72,7 +73,7 @@ class EdgeCall:
         """Keep the model loaded until `stop`, and find out when it is back."""
         async with asyncio.TaskGroup() as group:
             warming = group.create_task(self._keep_warm(), name="edge-warm")
-            await stop.wait()
+            await all_alive([warming], stop)
             warming.cancel()
 
     async def handle(self, delivery: Delivery) -> Outcome:

@@ -51,7 +51,6 @@ class Premium:
     name = "premium"
     lanes: tuple[str, ...] = ("premium",)
     calls = True
-    retakes = False
     ready = True
 
     def __init__(
@@ -64,6 +63,7 @@ class Premium:
         jitter: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self.concurrency = concurrency
+        self.longest_s = max(one.call_s for one in deployments)
         self._providers = {one.name: OpenAIChat(one, keys[one.name]) for one in deployments}
         self._models = {one.name: one.model for one in deployments}
         self._max_attempts = max_attempts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,9 +52,12 @@ def run(args: argparse.Namespace) -> int:
             metrics = msgspec.structs.replace(metrics, port=args.metrics_port + index)
         config = msgspec.structs.replace(target.config, metrics=metrics)
         worker = Worker(config, target.pool_name, url=target.url, only=only)
-        # A second signal cancels: what is in hand stays pending for others, and nothing went wrong.
-        with suppress(asyncio.CancelledError), asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(worker.run())
+        try:
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                runner.run(worker.run())
+        except asyncio.CancelledError:
+            # A second signal cancels: what is in hand stays pending for others, and nothing went wrong.
+            return 0 if worker.stopping else 1
         return 0
 
     return supervise(work, args.workers)

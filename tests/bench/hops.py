@@ -64,7 +64,7 @@ class InstantAnswer:
     lanes: tuple[str, ...] = ("premium",)
     concurrency = 64
     calls = True
-    retakes = False
+    longest_s = 60.0
     ready = True
 
     async def handle(self, delivery: Delivery) -> Outcome:

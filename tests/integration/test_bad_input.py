@@ -57,7 +57,7 @@ UNREADABLE: dict[str, Mapping[Any, Any]] = {
     "metadata not an object": {"metadata": "[1]", "prompt": "x"},
     "metadata of 5 kB": {"metadata": json.dumps({"a": "b" * 5000}), "prompt": "x"},
     "reply_to elsewhere": {"reply_to": "tokenweir:{main}:ingest", "prompt": "x"},
-    "version 2": {"v": "2", "prompt": "x"},
+    "no version": {"v": "two", "prompt": "x"},
     "nested too deeply": {"body": b'{"messages":' + b"[" * 5000 + b"]" * 5000 + b"}"},
     "more than a body may have": {"body": b'{"messages":"' + b"a" * 1_100_000 + b'"}'},
     "2,000 fields and none of ours": {f"f{i}": "v" for i in range(2000)},

@@ -31,7 +31,7 @@ class _Stub:
     """A stage that decides after a few turns."""
 
     calls = False
-    retakes = True
+    longest_s = 0.0
     ready = True
     concurrency = 4
 

@@ -31,7 +31,7 @@ class _KeptBusy:
     lanes: tuple[str, ...] = ("premium",)
     concurrency = 4
     calls = True
-    retakes = False
+    longest_s = 60.0
     ready = True
 
     def __init__(self) -> None:

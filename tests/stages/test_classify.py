@@ -189,7 +189,7 @@ def test_it_has_nothing_to_do_beside_deliveries() -> None:
     stage = Classify(POOL, KEYS)
     asyncio.run(stage.run(asyncio.Event()))
     assert (stage.name, stage.lanes, stage.concurrency) == ("classify", ("ingest", "ingest:batch"), 32)
-    assert (stage.calls, stage.retakes, stage.ready) == (False, True, True)
+    assert (stage.calls, stage.longest_s, stage.ready) == (False, 0, True)
 
 
 def test_a_usual_request_costs_little() -> None:

@@ -128,7 +128,7 @@ def test_reasoning_models_get_the_cap_they_know() -> None:
         ({"body": "[" * 500_000}, "nested"),
         ({"body": '{"messages":' + "[" * 500 + "]" * 500 + "}"}, "nested"),
         ({"body": HELLO % (',"x":' + "[" * 300 + "]" * 300)}, "nested"),
-        *(({"prompt": "hi", "v": value}, "`v`") for value in ("2", "", "1.0", b"\xff")),
+        *(({"prompt": "hi", "v": value}, "`v`") for value in ("0", "-2", "", "1.0", b"\xff")),
         *(({"prompt": "hi", "id": value}, "`id`") for value in ("", "a b", "é", "x" * 129, "x" * 10_000, b"\xff")),
         *(({"prompt": "hi", "tenant": value}, "`tenant`") for value in ("", "x" * 129, "a\nb", "a\x00", b"\xff")),
         *(({"prompt": "hi", "task": value}, "`task`") for value in ("x" * 129, "a\tb", b"\xff")),
