@@ -2,7 +2,7 @@
 -- Give back calls that were started but never made: their charge is undone, they wait at their old place.
 --
 -- KEYS  limits reservations grants premium deferred backlog:interactive backlog:standard backlog:batch backlog:simple backlog:due backlog:deadlines backlog:meta backlog:bodies tenants *
--- ARGV  consumer; then a row a request (part_row.lua)
+-- ARGV  consumer; then the requests (part_row.lua)
 -- Reply how many were given back; the others were no longer ours
 -- For a worker that was kept from its call for so long that the provider might count it after the window of the
 -- grant. It alone knows that nothing was sent, and says so before it lets go of the entry.
@@ -14,11 +14,10 @@
 -- include backlog
 -- include row
 
-local consumer, ids, over, again = ARGV[1], {}, {}, {}
-for at = 2, #ARGV, ROW_WIDTH do ids[#ids + 1] = ARGV[at] end
+local consumer, rows, ids, over, again = ARGV[1], read_rows(2), {}, {}, {}
+for i, row in ipairs(rows) do ids[i] = row.entry end
 local ours = pending(K.premium, 'premium', ids, consumer)
-for at = 2, #ARGV, ROW_WIDTH do
-  local row = read_row(at)
+for _, row in ipairs(rows) do
   if ours[row.entry] then
     local held = granted(row.id, row.attempt)
     if held then undo(held) end

@@ -2,7 +2,7 @@
 -- Start granted calls just before they are made, or give a late grant back.
 --
 -- KEYS  limits reservations grants premium deferred backlog:interactive backlog:standard backlog:batch backlog:simple backlog:due backlog:deadlines backlog:meta backlog:bodies tenants *
--- ARGV  consumer; then a row a request (part_row.lua)
+-- ARGV  consumer; then the requests (part_row.lua)
 -- Reply {answers, seen}. Per row {answer, now_ms}: `started` (make the call now), `given_back` (its charge is undone,
 --       the request is back at its old place in the backlog), `gone` (no longer ours, or already answered).
 --       Per limit of each deployment {deployment, limit, born, cum, used, level, at, server}: what the worker tells
@@ -18,11 +18,8 @@
 -- include backlog
 -- include row
 
-local consumer, rows, ids, members = ARGV[1], {}, {}, {}
-for at = 2, #ARGV, ROW_WIDTH do
-  local row = read_row(at)
-  rows[#rows + 1], ids[#ids + 1], members[#members + 1] = row, row.entry, row.id .. '#' .. row.attempt
-end
+local consumer, rows, ids, members = ARGV[1], read_rows(2), {}, {}
+for i, row in ipairs(rows) do ids[i], members[i] = row.entry, row.id .. '#' .. row.attempt end
 local ours, grants = pending(K.premium, 'premium', ids, consumer), granted_to(members)
 local replies, returned, over, started = {}, {}, {}, {}
 
@@ -42,7 +39,7 @@ local function start(row, held)
   local late = row.deadline_ms > 0 and row.deadline_ms * 1000 <= now
   if held and held.deployment and not held.started and not late and now - held.at <= held.deployment.term.start_within_us then
     started[#started + 1] = held.member
-    started[#started + 1] = string.format('%s %.0f %d %d 1', held.number, held.at, held.prompt, held.output)
+    started[#started + 1] = grant_text(held.number, string.format('%.0f', held.at), held.prompt, held.output, 1)
     status_set(row.id, 'state', 'calling')
     return 'started'
   end

@@ -2,8 +2,8 @@
 -- Put requests whose attempt failed into the backlog, each with a due time.
 --
 -- KEYS  limits reservations grants deferred backlog:interactive backlog:standard backlog:batch backlog:simple backlog:due backlog:deadlines backlog:meta backlog:bodies tenants <source> *
--- ARGV  group; then per request deployment, wait_us, pause_us, why, narrow (0|1) and a row (part_row.lua); the row's
---       attempt is the next one
+-- ARGV  group; a list in MessagePack, per request deployment, wait_us, pause_us, why, narrow (0|1); then the requests
+--       (part_row.lua), whose attempt is the next one
 -- Reply how many were put back; the others were no longer ours
 -- The reservation of the failed attempt stands: the provider may have counted the call.
 -- A pause closes the deployment for every class until it is over; narrow: its rate was too high for the provider.
@@ -15,18 +15,18 @@
 -- include backlog
 -- include row
 
-local group, rows, ids = ARGV[1], {}, {}
-for at = 2, #ARGV, ROW_WIDTH + 5 do ids[#ids + 1] = ARGV[at + 5] end
+local group, failures, failed, rows, ids = ARGV[1], cmsgpack.unpack(ARGV[2]), read_rows(3), {}, {}
+for i, row in ipairs(failed) do ids[i] = row.entry end
 local waits = pending(K.source, group, ids)
-for at = 2, #ARGV, ROW_WIDTH + 5 do
-  local row = read_row(at + 5)
+for i, row in ipairs(failed) do
+  local name, wait, pause, why, narrow = unpack(failures, 5 * i - 4, 5 * i)
+  local deployment = deployments[name]
   row.held = granted(row.id, row.attempt - 1)
-  row.due = now + tonumber(ARGV[at + 1])
-  local deployment, pause = deployments[ARGV[at]], tonumber(ARGV[at + 2])
+  row.due = now + wait
   -- Neither: the reply to the first time was lost, and all of this was done then.
   if deployment and pause > 0 and (row.held or waits[row.entry]) then
     local state = deployment.state
-    budget.pause(state, now + pause, row.held and row.held.at or now, ARGV[at + 3], ARGV[at + 4] == '1')
+    budget.pause(state, now + pause, row.held and row.held.at or now, why, narrow == 1)
     state.changed = true
   end
   if waits[row.entry] then

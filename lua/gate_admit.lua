@@ -2,7 +2,7 @@
 -- Decide for a batch of requests where each goes, charge the budgets and hand over, in one step.
 --
 -- KEYS  limits slots reservations grants edge:alive premium edge deferred gate:interactive gate:standard gate:batch backlog:interactive backlog:standard backlog:batch backlog:simple backlog:due backlog:deadlines backlog:meta backlog:bodies tenants *
--- ARGV  edge queue length, most that may wait in the backlog; then a row a request (part_row.lua)
+-- ARGV  edge queue length, most that may wait in the backlog; then the requests (part_row.lua)
 -- Reply per row decision, deployment; decision is premium, edge, deferred, gone
 --       (not ours any more), or too_large, expired, queue_full: those are left for the caller to answer
 -- Fence pending in its lane's group, and the id not terminal
@@ -17,13 +17,12 @@
 
 local edge_queue, most_waiting = tonumber(ARGV[1]), tonumber(ARGV[2])
 local free, waiting = free_slots(edge_queue), backlog.count()
-local replies, moves, deferred = {}, {}, {}
+local replies, moves, deferred = {}, read_rows(3), {}
 local queued = {} -- the highest rank of which a tenant has work waiting, that of this very batch included
 
 local function decide(row)
   local cost = budget.cost(row.prompt, row.output)
   if row.deadline_ms > 0 and row.deadline_ms * 1000 <= now then return 'expired' end
-  if not possible(cost) and not row.simple then return 'too_large' end
   if free.premium > 0 and (queued[row.tenant] or 3) > row.rank then
     local share = row.simple and free.edge > 0 and 'simple' or row.rank
     local deployment = choose(cost, share, row.score)
@@ -41,18 +40,19 @@ local function decide(row)
   if not possible(cost) then return 'too_large' end
   if waiting + #deferred >= most_waiting then return 'queue_full' end
   deferred[#deferred + 1] = row
-  queued[row.tenant] = math.min(queued[row.tenant] or 3, row.rank)
+  queued[row.tenant] = min(queued[row.tenant] or 3, row.rank)
   return 'deferred'
 end
 
 -- The rows of each lane, in their order, and which of their entries are still to be settled.
-local waits, lanes = {}, {}
-for at = 3, #ARGV, ROW_WIDTH do
-  local row = read_row(at)
-  row.lane = K['gate:' .. CLASSES[row.rank]]
-  moves[#moves + 1] = row
-  lanes[row.lane] = lanes[row.lane] or {}
-  table.insert(lanes[row.lane], row.entry)
+local waits, lanes, lane_of = {}, {}, {}
+for rank = 0, 2 do lane_of[rank] = K['gate:' .. CLASSES[rank]] end
+for i = 1, #moves do
+  local row = moves[i]
+  local lane = lane_of[row.rank]
+  row.lane = lane
+  if not lanes[lane] then lanes[lane] = {} end
+  lanes[lane][#lanes[lane] + 1] = row.entry
 end
 if waiting > 0 then queued = backlog.queued(moves) end
 for lane, ids in pairs(lanes) do

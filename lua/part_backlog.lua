@@ -21,32 +21,40 @@ function backlog.ready(id, meta)
 end
 
 -- Put requests in; a row's `due` > 0 (us) keeps it back until then. An id stands in it once: the last one put in.
+-- Noughts make a meta longer than 64 bytes: then Redis keeps them as a table from the first one on, where it would search a
+-- list of up to 512 from end to end at every look.
 function backlog.put(rows)
+  if #rows == 0 then return end
+  local ids, metas, last = {}, {}, {}
   local bodies, late, due, indexes, simple, tenants = {}, {}, {}, {}, {}, {}
   local function add(list, first, second)
-    list[#list + 1] = first
-    list[#list + 1] = second
+    local count = #list
+    list[count + 1], list[count + 2] = first, second
+  end
+  for i, row in ipairs(rows) do ids[i], last[row.id] = row.id, row end
+  for i, known in ipairs(redis.call('HMGET', K['backlog:meta'], unpack(ids))) do
+    if known then backlog.take(ids[i], backlog.meta(ids[i])) end
   end
   for _, row in ipairs(rows) do
-    local meta = string.format('%d %d %d %d %d %d %.17g %.0f %s', row.rank, row.simple and 1 or 0, row.prompt, row.output,
-      row.attempt, row.replay, row.score, row.deadline_ms, row.tenant)
-    if redis.call('HSETNX', K['backlog:meta'], row.id, meta) == 0 then
-      backlog.take(row.id, backlog.meta(row.id))
-      redis.call('HSET', K['backlog:meta'], row.id, meta)
-    end
-    add(bodies, row.id, row.body)
-    if row.deadline_ms > 0 then add(late, string.format('%.0f', row.deadline_ms), row.id) end
-    if row.due and row.due > 0 then
-      add(due, string.format('%.0f', row.due), row.id)
-    else
-      local score, index, tenant = string.format('%.17g', row.score), backlog.index(row.rank), tenant_field(row.tenant, row.rank)
-      indexes[index] = indexes[index] or {}
-      add(indexes[index], score, row.id)
-      if row.simple then add(simple, score, row.id) end
-      tenants[tenant] = (tenants[tenant] or 0) + 1
+    if last[row.id] == row then
+      local score = string.format('%.17g', row.score)
+      add(metas, row.id, string.format('%d %d %012d %012d %d %d %s %016.0f %s', row.rank, row.simple and 1 or 0, row.prompt,
+        row.output, row.attempt, row.replay, score, row.deadline_ms, row.tenant))
+      add(bodies, row.id, row.body)
+      if row.deadline_ms > 0 then add(late, string.format('%.0f', row.deadline_ms), row.id) end
+      if row.due and row.due > 0 then
+        add(due, string.format('%.0f', row.due), row.id)
+      else
+        local index, tenant = backlog.index(row.rank), tenant_field(row.tenant, row.rank)
+        indexes[index] = indexes[index] or {}
+        add(indexes[index], score, row.id)
+        if row.simple then add(simple, score, row.id) end
+        tenants[tenant] = (tenants[tenant] or 0) + 1
+      end
     end
   end
-  if #bodies > 0 then redis.call('HSET', K['backlog:bodies'], unpack(bodies)) end
+  redis.call('HSET', K['backlog:meta'], unpack(metas))
+  redis.call('HSET', K['backlog:bodies'], unpack(bodies))
   if #late > 0 then redis.call('ZADD', K['backlog:deadlines'], unpack(late)) end
   if #due > 0 then redis.call('ZADD', K['backlog:due'], unpack(due)) end
   if #simple > 0 then redis.call('ZADD', K['backlog:simple'], unpack(simple)) end
@@ -85,9 +93,10 @@ end
 function backlog.queued(rows)
   local fields, places, found = {}, {}, {}
   for _, row in ipairs(rows) do
-    if not places[row.tenant] then
-      places[row.tenant] = #fields + 1
-      for rank = 0, 2 do fields[#fields + 1] = tenant_field(row.tenant, rank) end
+    local tenant, count = row.tenant, #fields
+    if not places[tenant] then
+      places[tenant] = count + 1
+      fields[count + 1], fields[count + 2], fields[count + 3] = '0 ' .. tenant, '1 ' .. tenant, '2 ' .. tenant
     end
   end
   if #fields == 0 then return found end

@@ -12,6 +12,8 @@
 --         missing in it has come back), gross, net, spare, heard_at, left, foreign (part_feedback.lua)
 -- cost    {requests, tokens, tokens of the prompt, of the output}: integers >= 0
 local budget = {}
+-- Locals, and loops without iterators: these lines run for every limit of every call, and a lookup of a global in them costs.
+local min, max, floor, ceil, huge = math.min, math.max, math.floor, math.ceil, math.huge
 
 -- Shares of the capacity that are left to others: by rank 0, 1, 2 to the classes above; by simple work, while
 -- the edge can take it, to what only premium can do.
@@ -33,13 +35,13 @@ local PLACES = {rpm = 1, rpd = 1, tpm = 2, tpd = 2, itpm = 3, otpm = 4}
 -- What a request costs: by place, since a table with names costs three times as much to make.
 function budget.cost(prompt, output) return {1, prompt + output, prompt, output} end
 
-local function slot_of(limit, at) return math.floor(at / limit.slot_us) end
+local function slot_of(limit, at) return floor(at / limit.slot_us) end
 
 -- The first slot that a provider's window may still hold.
 function budget.oldest(limit, now)
   local since = now - limit.window_us
   if limit.resets_us >= 0 then
-    since = math.floor((now - limit.resets_us) / limit.window_us) * limit.window_us + limit.resets_us
+    since = floor((now - limit.resets_us) / limit.window_us) * limit.window_us + limit.resets_us
   end
   return slot_of(limit, since - limit.late_us)
 end
@@ -70,7 +72,7 @@ function budget.put(item, amount, at)
     for i, charge in ipairs(item.charges) do charges[i + 1 - place] = charge end
     item.first, item.charges, place = item.first + place - 1, charges, 1
   end
-  place = math.min(place, #item.charges)
+  place = min(place, #item.charges)
   item.charges[place] = item.charges[place] + amount
   item.used = item.used + amount
 end
@@ -79,12 +81,12 @@ end
 local function less_foreign(item, was, state)
   item.heard_at, item.left, item.foreign = was.heard_at, was.left, was.foreign or 0
   if item.heard_at and state.now - item.heard_at > 10 * item.limit.window_us then item.heard_at, item.foreign = nil, 0 end
-  item.rate = math.max(0.02 * item.rate, math.min(item.rate, item.allowed / item.limit.window_us - item.foreign))
+  item.rate = max(0.02 * item.rate, min(item.rate, item.allowed / item.limit.window_us - item.foreign))
 end
 
 local function opened(was, limit, state, passed, moved)
   local told = was and was.told or limit.limit
-  local share = math.min(1, told / limit.limit)
+  local share = min(1, told / limit.limit)
   local item = {limit = limit, name = limit.name, place = PLACES[limit.name], paced = limit.paced, told = told}
   item.allowed, item.capacity = limit.limit * share, limit.capacity * share
   item.rate = limit.rate * share * state.factor
@@ -97,9 +99,9 @@ local function opened(was, limit, state, passed, moved)
   end
   if state.term.feedback and limit.paced then less_foreign(item, was or {}, state) end
   if was then
-    item.level = math.min(item.capacity, was.level + passed * item.rate)
+    item.level = min(item.capacity, was.level + passed * item.rate)
   else
-    item.level, state.born, state.changed = math.min(item.capacity, limit.cold), state.now, true
+    item.level, state.born, state.changed = min(item.capacity, limit.cold), state.now, true
   end
   was = was or {}
   item.cum, item.debt = was.cum or 0, was.debt or 0
@@ -107,7 +109,7 @@ local function opened(was, limit, state, passed, moved)
   if limit.name == 'tpm' and state.term.settlement == 'auto' then
     -- What the provider's own bucket lacks, if it never refunds and if it always does.
     local refilled = passed * item.allowed / limit.window_us
-    item.gross, item.net = math.max(0, (was.gross or 0) - refilled), math.max(0, (was.net or 0) - refilled)
+    item.gross, item.net = max(0, (was.gross or 0) - refilled), max(0, (was.net or 0) - refilled)
     item.spare = was.spare or 0
   end
   roll(item, state.now)
@@ -120,20 +122,20 @@ function budget.open(was, term, now, server)
   was = was or {}
   local at, longest = was.at, 0
   for _, limit in ipairs(term.limits) do
-    if limit.paced or longest == 0 then longest = math.max(longest, limit.window_us + limit.late_us) end
+    if limit.paced or longest == 0 then longest = max(longest, limit.window_us + limit.late_us) end
   end
   -- TIME can step back after a fail-over; a bucket must not shrink for it: until the clock is where it was, time
   -- stands still. By more than a window it was wrong before: start cold, or the budget would be closed as long.
   local restart = at ~= nil and at - now > longest
   local back = restart and at - now or 0
-  local state = {now = restart and now or math.max(now, at or now), term = term, items = {}}
+  local state = {now = restart and now or max(now, at or now), term = term, items = {}}
   local passed = restart and 0 or state.now - (at or now)
   for _, name in ipairs(COUNTS) do state[name] = was[name] or 0 end
-  for _, name in ipairs(TIMES) do state[name] = math.max(0, (was[name] or 0) - back) end
-  state.settle_until = math.min(state.settle_until, state.now + SETTLE_US)
+  for _, name in ipairs(TIMES) do state[name] = max(0, (was[name] or 0) - back) end
+  state.settle_until = min(state.settle_until, state.now + SETTLE_US)
   state.born = not restart and was.born or state.now
   state.why, state.refunds, state.samples = was.why or '', was.refunds or false, was.samples
-  state.factor = math.min(1, (was.factor or 1) + passed * HEALING)
+  state.factor = min(1, (was.factor or 1) + passed * HEALING)
   state.server = server or was.server
   local moved = was.server ~= nil and was.server ~= state.server
   if moved then state.settle_until = state.now + SETTLE_US end
@@ -167,45 +169,47 @@ end
 
 -- Time until the deployment takes anything at all.
 local function closed(state)
-  local until_at = state.settle_until
-  if state.pause_until > state.now then
-    until_at = math.max(until_at, state.pause_until)
+  local until_at, now = state.settle_until, state.now
+  if state.pause_until > now then
+    until_at = max(until_at, state.pause_until)
   elseif state.pause_until > 0 and state.probe_at > 0 then
-    until_at = math.max(until_at, state.probe_at + PROBE_US)
+    until_at = max(until_at, state.probe_at + PROBE_US)
   end
   -- Only workers of a newer release can count what it limits, so only they may grant.
   if state.unknown then until_at = math.max(until_at, state.now + IN_FLIGHT_US) end
   local most = state.term.max_in_flight
-  if most > 0 and state.in_flight >= most then until_at = math.max(until_at, state.now + IN_FLIGHT_US) end
-  return math.max(0, until_at - state.now)
+  if most > 0 and state.in_flight >= most then until_at = max(until_at, now + IN_FLIGHT_US) end
+  return until_at > now and until_at - now or 0
 end
 
 -- What is held back for a while, to be let go at once: see `ask` in part_feedback.lua.
 local HOLD_SHARE, HOLD_US = 0.09, 30000000
 local function held(state, item)
   local since = state.now - state.hold_at
-  if not item.gross or since >= HOLD_US then return 0 end
-  return math.min(HOLD_SHARE * item.allowed, 0.9 * item.capacity) * since / HOLD_US
+  if since >= HOLD_US then return 0 end
+  return min(HOLD_SHARE * item.allowed, 0.9 * item.capacity) * since / HOLD_US
 end
 
--- Microseconds until `cost` fits for who has that floor (a rank, or `simple`); 0 = now. math.huge = never.
-function budget.wait(state, cost, floor)
-  local longest, share = closed(state), budget.floors[floor]
-  for _, item in ipairs(state.items) do
+-- Microseconds until `cost` fits for who leaves that floor (of a rank, or `simple`); 0 = now. huge = never.
+function budget.wait(state, cost, who)
+  local longest, share, items = closed(state), budget.floors[who], state.items
+  for i = 1, #items do
+    local item = items[i]
     local price, capacity, kept = cost[item.place], item.capacity, 0
-    if price > item.allowed then return math.huge end
+    if price > item.allowed then return huge end
     if item.paced then
       -- A floor never keeps out what could otherwise go: large requests of a low class must get through too.
-      if share > 0 then kept = math.min(share * capacity, math.max(0, capacity - price)) end
-      local need = math.min(capacity, price + kept + held(state, item))
-      if item.level < need then longest = math.max(longest, math.ceil((need - item.level) / item.rate)) end
+      if share > 0 then kept = min(share * capacity, max(0, capacity - price)) end
+      local need = price + kept + (item.gross and held(state, item) or 0)
+      if need > capacity then need = capacity end
+      if item.level < need then longest = max(longest, ceil((need - item.level) / item.rate)) end
     end
     if price + kept + item.used > item.allowed then
-      longest = math.max(longest, window_wait(item, price + kept, state.now))
+      longest = max(longest, window_wait(item, price + kept, state.now))
     end
     -- After lost state nobody knows the window: for its length only what the bucket paces may go.
     if price > capacity then
-      longest = math.max(longest, state.born + item.limit.window_us + item.limit.late_us - state.now)
+      longest = max(longest, state.born + item.limit.window_us + item.limit.late_us - state.now)
     end
   end
   return longest
@@ -213,7 +217,8 @@ end
 
 -- Whether `cost` could ever be granted.
 function budget.possible(state, cost)
-  for _, item in ipairs(state.items) do
+  for i = 1, #state.items do
+    local item = state.items[i]
     if cost[item.place] > item.allowed then return false end
   end
   return true
@@ -222,9 +227,10 @@ end
 -- How full the emptiest limit is: the deployment with most room is taken.
 function budget.room(state)
   local least = 1
-  for _, item in ipairs(state.items) do
-    if item.limit.paced then least = math.min(least, item.level / item.capacity) end
-    least = math.min(least, 1 - item.used / item.allowed)
+  for i = 1, #state.items do
+    local item = state.items[i]
+    if item.limit.paced then least = min(least, item.level / item.capacity) end
+    least = min(least, 1 - item.used / item.allowed)
   end
   return least
 end
@@ -232,38 +238,44 @@ end
 -- Charge `amount` of one limit now; the level may become a debt.
 function budget.add(item, amount)
   local charges = item.charges
-  charges[#charges] = charges[#charges] + amount
+  local count = #charges
+  charges[count] = charges[count] + amount
   item.used, item.level, item.cum = item.used + amount, item.level - amount, item.cum + amount
   if item.gross then
     -- More than all of it no bucket can lack.
-    item.gross, item.net = math.min(item.allowed, item.gross + amount), math.min(item.allowed, item.net + amount)
+    local gross, net, allowed = item.gross + amount, item.net + amount, item.allowed
+    item.gross, item.net = gross < allowed and gross or allowed, net < allowed and net or allowed
   end
 end
 
 -- Take `cost` from every limit for a call: only after `budget.wait` said 0.
 function budget.charge(state, cost)
-  for _, item in ipairs(state.items) do budget.add(item, cost[item.place]) end
+  for i = 1, #state.items do
+    local item = state.items[i]
+    budget.add(item, cost[item.place])
+  end
   state.granted, state.in_flight = state.granted + 1, state.in_flight + 1
   if state.pause_until > 0 then state.probe_at = state.now end
 end
 
 -- Undo up to `amount` of what was charged at `granted_at`: out of the very slot, never as fresh credit.
 function budget.take_back(item, amount, granted_at)
-  local place = math.min(slot_of(item.limit, granted_at) - item.first + 1, #item.charges)
+  local place = min(slot_of(item.limit, granted_at) - item.first + 1, #item.charges)
   if place < 1 then return end
-  amount = math.min(amount, item.charges[place])
+  amount = min(amount, item.charges[place])
   if amount > 0 then
     budget.put(item, -amount, granted_at)
-    item.level = math.min(item.capacity, item.level + amount)
+    item.level = min(item.capacity, item.level + amount)
   end
 end
 
 -- Undo `cost` of a grant whose call was never made.
 function budget.uncharge(state, cost, granted_at)
-  for _, item in ipairs(state.items) do
+  for i = 1, #state.items do
+    local item = state.items[i]
     local amount = cost[item.place]
     budget.take_back(item, amount, granted_at)
-    if item.gross then item.gross, item.net = math.max(0, item.gross - amount), math.max(0, item.net - amount) end
+    if item.gross then item.gross, item.net = max(0, item.gross - amount), max(0, item.net - amount) end
   end
   if state.probe_at == granted_at then state.probe_at = 0 end
 end
@@ -276,7 +288,8 @@ function budget.saved(state)
   local function seldom(name) if state[name] ~= 0 then kept[name] = state[name] end end
   for i = 1, #COUNTS do seldom(COUNTS[i]) end
   for i = 1, #TIMES do seldom(TIMES[i]) end
-  for _, item in ipairs(state.items) do
+  for i = 1, #state.items do
+    local item = state.items[i]
     local limit = {level = item.level, cum = item.cum, used = item.used, slot_us = item.limit.slot_us, first = item.first,
       charges = item.charges, gross = item.gross, net = item.net, spare = item.spare, heard_at = item.heard_at,
       left = item.left, foreign = item.foreign}

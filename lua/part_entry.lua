@@ -6,16 +6,19 @@
 -- makes the group again. One look at all of them; where others stand between, one at each that wasn't seen.
 local function pending(stream, group, ids, consumer)
   local found, first, last = {}, nil, nil
-  for _, id in ipairs(ids) do
-    local ms = string.match(id, '^%d+') or ''
-    if not first or #ms < #first or #ms == #first and ms < first then first = ms end
-    if not last or #ms > #last or #ms == #last and ms > last then last = ms end
+  local shortest, longest -- digits of their milliseconds, and one more
+  for i = 1, #ids do
+    local id = ids[i]
+    local digits = string.find(id, '-', 1, true) or #id + 1
+    if not first or digits < shortest or digits == shortest and id < first then first, shortest = id, digits end
+    if not last or digits > longest or digits == longest and id > last then last, longest = id, digits end
   end
   if not first then return found end
+  first, last = string.sub(first, 1, shortest - 1), string.sub(last, 1, longest - 1)
   local function look(from, to, count)
     local words = {stream, group, from, to, count, consumer}
     local reply = redis.pcall('XPENDING', unpack(words))
-    for _, about in ipairs(reply.err and {} or reply) do found[about[1]] = true end
+    for i = 1, #reply do found[reply[i][1]] = true end
     return reply
   end
   local count = 2 * #ids + 16

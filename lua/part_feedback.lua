@@ -29,14 +29,15 @@ end
 function budget.settle(state, reserved, used, granted_at)
   if not used then return false end
   local refund = budget.refunding(state)
-  for _, item in ipairs(state.items) do
+  for i = 1, #state.items do
+    local item = state.items[i]
     local held = reserved[item.place]
     local unused = held - used[item.place]
     if item.spare and held > 0 then item.spare = item.spare + 0.05 * (unused / held - item.spare) end
     if unused < 0 then
       budget.add(item, -unused)
     elseif unused > 0 then
-      if item.net then item.net = math.max(0, item.net - unused) end
+      if item.net then item.net = max(0, item.net - unused) end
       if refund then budget.take_back(item, unused, granted_at) end
     end
   end
@@ -56,10 +57,10 @@ end
 function budget.pause(state, till, granted_at, why, narrow)
   if narrow then
     state.refunds, state.samples = false, nil
-    for _, item in ipairs(state.items) do item.gross = item.net end
+    for i = 1, #state.items do state.items[i].gross = state.items[i].net end
     local blind = not state.term.feedback or state.now - state.heard_at > 60e6
     if blind and granted_at >= state.paused_at then
-      state.factor, state.paused_at = math.max(NARROWEST, state.factor * NARROWER), state.now
+      state.factor, state.paused_at = max(NARROWEST, state.factor * NARROWER), state.now
     end
   end
   if till > state.pause_until then state.pause_until, state.why = till, why end
@@ -67,7 +68,8 @@ function budget.pause(state, till, granted_at, why, narrow)
 end
 
 local function named(state, name)
-  for _, item in ipairs(state.items) do
+  for i = 1, #state.items do
+    local item = state.items[i]
     if item.name == name then return item end
   end
 end
@@ -75,7 +77,7 @@ end
 -- All that was charged since then.
 local function charged_since(item, at)
   local charges, sum = item.charges, 0
-  for i = #charges, math.max(1, math.floor(at / item.limit.slot_us) - item.first + 1), -1 do sum = sum + charges[i] end
+  for i = #charges, max(1, floor(at / item.limit.slot_us) - item.first + 1), -1 do sum = sum + charges[i] end
   return sum
 end
 
@@ -96,15 +98,15 @@ local function compare(state, item, lacks, since)
   end
   local gap = item.gross - item.net
   -- Less than with every refund can't be: these are calls that never reached the provider.
-  local never = math.max(0, item.net - since - lacks)
+  local never = max(0, item.net - since - lacks)
   item.gross, item.net = item.gross - never, item.net - never
   if gap < TELLING * item.allowed then return nil end
-  local share = math.max(-1, math.min(1, (item.gross - since - lacks) / gap))
+  local share = max(-1, min(1, (item.gross - since - lacks) / gap))
   local known = state.samples or {n = 0, sum = 0, squares = 0}
   local n, sum, squares = known.n + 1, known.sum + share, known.squares + share * share
   state.samples = {n = n, sum = sum, squares = squares}
   local mean = sum / n
-  local error = math.sqrt(math.max(0, squares / n - mean * mean) / n)
+  local error = math.sqrt(max(0, squares / n - mean * mean) / n)
   if n < SAMPLES or mean - 2 * error <= RETURNED then return nil end
   state.refunds, state.samples = true, nil
   agree(item, lacks)
@@ -117,7 +119,7 @@ local function ask(state, item)
   if state.refunds or item.spare < WORTH or item.used < BUSY * item.allowed then return end
   local promising = state.samples and state.samples.sum > 0
   local windows = state.hold_at == 0 and 1 or promising and ASK_SOON or ASK_AGAIN
-  if state.now - math.max(state.hold_at, state.born) < windows * item.limit.window_us then return end
+  if state.now - max(state.hold_at, state.born) < windows * item.limit.window_us then return end
   state.hold_at = state.now
   if not promising then state.samples = nil end
 end
@@ -129,8 +131,8 @@ local function learn_foreign(item, left, sent_at)
     local ours = charged_since(item, item.heard_at) - charged_since(item, sent_at)
     local foreign = (item.left - left - ours) / (sent_at - item.heard_at) + item.allowed / item.limit.window_us
     -- A bucket that was full meanwhile lost refill that nobody took; and while much is left nobody lacks it.
-    if math.max(left, item.left) > SCARCE * item.allowed then foreign = 0 end
-    item.foreign = math.max(0, item.foreign + WEIGHT * (foreign - item.foreign))
+    if max(left, item.left) > SCARCE * item.allowed then foreign = 0 end
+    item.foreign = max(0, item.foreign + WEIGHT * (foreign - item.foreign))
   end
   item.heard_at, item.left = sent_at, left
 end
@@ -146,10 +148,10 @@ function budget.heard(state, name, left, limit, reset_us, sent_at, own)
   local ours = window > item.limit.window_us / 2 and window < item.limit.window_us * 2
   if not ours and not (reset_us == 0 and limit <= item.limit.limit) then return nil end
   state.heard_at = state.now
-  local lower = limit < math.min(item.limit.limit, item.told)
+  local lower = limit < min(item.limit.limit, item.told)
   item.told = limit
   -- What the provider can't have counted yet; the call that brought this has been.
-  local since = math.max(0, charged_since(item, sent_at - item.limit.late_us) - own)
+  local since = max(0, charged_since(item, sent_at - item.limit.late_us) - own)
   local lacks, learnt = limit - left, nil
   -- Only of a bucket: what it lacks comes back at its refill.
   local refill_us = lacks * item.limit.window_us / limit
@@ -161,7 +163,7 @@ function budget.heard(state, name, left, limit, reset_us, sent_at, own)
   local foreign = lacks > item.used + STRANGE * item.allowed
   if state.term.feedback then
     learn_foreign(item, left, sent_at)
-    item.level = math.min(item.level, math.max(left - since - MARGIN * item.allowed, LOWEST * item.allowed))
+    item.level = min(item.level, max(left - since - MARGIN * item.allowed, LOWEST * item.allowed))
   end
   return learnt and 'refunds_' .. learnt or lower and 'limit_lower' or foreign and 'foreign_use' or nil
 end
@@ -177,13 +179,13 @@ function budget.seen(state, name, born, cum, used, level, at, server)
     local missing, since = cum - item.base - item.back, item.cum - item.base - item.back
     if server == state.server or missing <= 0 then return false end
     item.back, item.cum = item.back + missing, item.cum + missing
-    item.level = math.min(item.level, level + math.max(0, state.now - at) * item.rate - since)
+    item.level = min(item.level, level + max(0, state.now - at) * item.rate - since)
     if at >= budget.oldest(item.limit, state.now) * item.limit.slot_us then
-      budget.put(item, math.min(missing, used, math.max(0, item.allowed - item.used)), at)
+      budget.put(item, min(missing, used, max(0, item.allowed - item.used)), at)
     end
     return true
   end
-  local debt = -(level + math.max(0, state.born - at) * item.limit.rate)
+  local debt = -(level + max(0, state.born - at) * item.limit.rate)
   if born > state.born or not item.limit.paced or debt <= item.debt then return false end
   item.level, item.debt = item.level - (debt - item.debt), debt
   return true

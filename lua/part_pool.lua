@@ -49,12 +49,13 @@ end
 -- The deployment that can take `cost` now, the one with most room; else nil, the shortest wait in us, whose it is, and
 -- the shortest wait for one that isn't kept for another. `score` is the request's place in the order of waiting ones.
 local function choose(cost, floor, score)
-  local best, shortest, nearest, open = nil, math.huge, nil, math.huge
-  for _, deployment in ipairs(deployments) do
+  local best, shortest, nearest, open = nil, huge, nil, huge
+  for i = 1, #deployments do
+    local deployment = deployments[i]
     local wait = budget.wait(deployment.state, cost, floor)
     if wait < shortest then shortest, nearest = wait, deployment end
     if not kept(deployment, score) then
-      open = math.min(open, wait)
+      if wait < open then open = wait end
       if wait <= 0 and (not best or budget.room(deployment.state) > budget.room(best.state)) then best = deployment end
     end
   end
@@ -63,8 +64,8 @@ end
 
 -- Whether some deployment could ever take `cost`.
 local function possible(cost)
-  for _, deployment in ipairs(deployments) do
-    if budget.possible(deployment.state, cost) then return true end
+  for i = 1, #deployments do
+    if budget.possible(deployments[i].state, cost) then return true end
   end
   return false
 end
@@ -89,6 +90,13 @@ local function free_slots(edge_queue)
   }
 end
 
+-- A grant as it is recorded. Noughts before its tokens make it longer than 64 bytes: then Redis keeps `grants` as a table
+-- from the first one on, where it would search a list of up to 512 from end to end at every look.
+local NOUGHTS = ' 000000000000'
+local function grant_text(number, at, prompt, output, started)
+  return number .. ' ' .. at .. NOUGHTS .. prompt .. NOUGHTS .. output .. ' ' .. started
+end
+
 -- Charge a grant and record it under (id, attempt); returns its own number. `cost` is what budget.cost says.
 local granted_now = {}
 local function grant(deployment, id, attempt, prompt, output, cost)
@@ -101,7 +109,7 @@ local function grant(deployment, id, attempt, prompt, output, cost)
   deployment.at = at
   local number = deployment.name .. ':' .. state.granted .. ':' .. at
   granted_now[#granted_now + 1] = id .. '#' .. attempt
-  granted_now[#granted_now + 1] = number .. ' ' .. at .. ' ' .. prompt .. ' ' .. output .. ' 0'
+  granted_now[#granted_now + 1] = grant_text(number, at, prompt, output, 0)
   return number
 end
 
@@ -143,7 +151,7 @@ local function forget_all(grants)
     members[#members + 1] = held.member
     if held.deployment then
       local state = held.deployment.state
-      state.in_flight, state.changed = math.max(0, state.in_flight - 1), true
+      state.in_flight, state.changed = max(0, state.in_flight - 1), true
     end
   end
   if #members == 0 then return end

@@ -1,18 +1,24 @@
--- What every script that may put a request into the backlog is told about it: ROW_WIDTH arguments a request.
+-- What every script that may put a request into the backlog is told about it: one list in MessagePack, ROW_WIDTH values a
+-- request, and behind it their bodies, an argument each. Not arguments alone: each costs more to read than to decide on.
 -- A count that is none (negative, fractional, beyond what is kept exactly) becomes infinite: too large for any limit.
-local ROW_WIDTH = 12
+local ROW_WIDTH = 11
 
-local function read_count(text)
-  local count = tonumber(text)
-  if count and count >= 0 and count < 1e14 and count == math.floor(count) then return count end
-  return math.huge
+local function read_count(count)
+  if type(count) == 'number' and count >= 0 and count < 1e14 and count % 1 == 0 then return count end
+  return huge
 end
 
-local function read_row(at)
-  return {
-    entry = ARGV[at], id = ARGV[at + 1], body = ARGV[at + 2],
-    attempt = tonumber(ARGV[at + 3]), replay = tonumber(ARGV[at + 4]), rank = tonumber(ARGV[at + 5]),
-    simple = ARGV[at + 6] == '1', prompt = read_count(ARGV[at + 7]), output = read_count(ARGV[at + 8]),
-    score = tonumber(ARGV[at + 9]), deadline_ms = math.max(0, tonumber(ARGV[at + 10])), tenant = ARGV[at + 11],
-  }
+-- The requests that begin at ARGV[at].
+local function read_rows(at)
+  local list, rows = cmsgpack.unpack(ARGV[at]), {}
+  for i = 1, #list / ROW_WIDTH do
+    local from = (i - 1) * ROW_WIDTH
+    rows[i] = {
+      body = ARGV[at + i], entry = list[from + 1], id = list[from + 2], attempt = list[from + 3], replay = list[from + 4],
+      rank = list[from + 5], simple = list[from + 6], prompt = read_count(list[from + 7]),
+      output = read_count(list[from + 8]), score = list[from + 9], deadline_ms = max(0, list[from + 10]),
+      tenant = list[from + 11],
+    }
+  end
+  return rows
 end

@@ -13,7 +13,7 @@ from pipeline.config import Deployment
 from pipeline.limits import allowed, seed
 from pipeline.message import Request
 from pipeline.outcome import Reading
-from pipeline.store.rows import request_row
+from pipeline.store.rows import request_rows
 from tokenweir.connection import Argument, Connection
 from tokenweir.errors import StoreUnavailable
 
@@ -141,8 +141,8 @@ class Gate:
         return [Alarm(deployment.decode(), limit.decode(), kind.decode()) for deployment, limit, kind in reply]
 
     def _rows(self, rows: Sequence[tuple[str, Request]]) -> list[Argument]:
-        """The arguments of all `rows`, one after the other."""
-        return [part for entry_id, request in rows for part in request_row(entry_id, request, window_s=self._window_s)]
+        """The arguments of all `rows`."""
+        return request_rows(rows, window_s=self._window_s)
 
     async def _grant(self, script: Script, args: Sequence[Argument]) -> Any:
         """Run a script that grants. Redis may have been emptied: then limits are put in place first, as a script is."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from pipeline.message import Request, encode
@@ -10,22 +12,26 @@ from tokenweir.connection import Argument
 from tokenweir.wire import Result, result_fields
 
 
-def request_row(entry_id: str, request: Request, *, window_s: float) -> list[Argument]:
-    """The arguments of one request, as lua/part_row.lua reads them."""
-    return [
-        entry_id,
-        request.id,
-        encode(request),
-        request.attempt,
-        request.replay,
-        request.rank,
-        int(request.simple and request.edge),
-        request.prompt_tokens,
-        request.output_tokens,
-        repr(score(request, window_s=window_s)),
-        request.deadline_ms,
-        request.tenant,
-    ]
+def request_rows(rows: Iterable[tuple[str, Request]], *, window_s: float) -> list[Argument]:
+    """The arguments of requests, each with its entry's id, as lua/part_row.lua reads them."""
+    packed: list[object] = []
+    bodies: list[Argument] = []
+    for entry_id, request in rows:
+        bodies.append(encode(request))
+        packed += (
+            entry_id,
+            request.id,
+            request.attempt,
+            request.replay,
+            request.rank,
+            request.simple and request.edge,
+            request.prompt_tokens,
+            request.output_tokens,
+            score(request, window_s=window_s),
+            request.deadline_ms,
+            request.tenant,
+        )
+    return [msgspec.msgpack.encode(packed), *bodies]
 
 
 def result_row(result: Result, *, streamed: bool) -> list[Argument]:

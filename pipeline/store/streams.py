@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
+import msgspec
+
 from lua import load
 from pipeline.message import encode
 from pipeline.outcome import Dead, Done, Failure, Forward, Retry
-from pipeline.store.rows import request_row, result_row
+from pipeline.store.rows import request_rows, result_row
 from tokenweir.connection import CALL_TIMEOUT_S, Argument, Connection
 from tokenweir.errors import StoreUnavailable
 from tokenweir.keys import GROUPS
@@ -137,10 +139,11 @@ class Streams:
 
     async def retry(self, lane: str, rows: Sequence[tuple[str, str, Retry]]) -> int:
         """Put failed attempts into the backlog, each (entry id, deployment, outcome) with its due time."""
-        args: list[Argument] = [GROUPS[lane]]
-        for entry_id, deployment, retry in rows:
-            args += (deployment, round(retry.wait_s * 1e6), *_failure(retry.failure))
-            args += request_row(entry_id, retry.request, window_s=self._window_s)
+        failures: list[Argument] = []
+        for _, deployment, retry in rows:
+            failures += (deployment, round(retry.wait_s * 1e6), *_failure(retry.failure))
+        requests = request_rows(((id_, retry.request) for id_, _, retry in rows), window_s=self._window_s)
+        args = [GROUPS[lane], msgspec.msgpack.encode(failures), *requests]
         return int(await self._connection.run(_RETRY, args, bind=self._source(lane), rest=self._budgets))
 
     async def renew(self, lane: str, entry_ids: Sequence[str]) -> list[str]:

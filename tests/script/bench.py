@@ -16,7 +16,7 @@ from lua import Script, load
 from pipeline.config import Deployment
 from pipeline.limits import seed
 from pipeline.message import Request, decode
-from pipeline.store.rows import request_row, result_row
+from pipeline.store.rows import request_rows, result_row
 from tokenweir.connection import Argument, Connection
 from tokenweir.keys import GROUPS
 from tokenweir.wire import Result
@@ -159,10 +159,7 @@ class Bench:
 
     async def admit(self, held: Sequence[Held], *, edge_queue: int = 0, most: int = 1000) -> list[tuple[str, str]]:
         """The gate's verdicts: decision, deployment."""
-        args: list[Argument] = [edge_queue, most]
-        for item in held:
-            args += request_row(item.entry, item.request, window_s=60)
-        reply = await self.run("gate_admit", args)
+        reply = await self.run("gate_admit", [edge_queue, most, *self._rows(held)])
         words = [word.decode() for word in reply]
         return list(zip(words[::2], words[1::2], strict=True))
 
@@ -182,18 +179,15 @@ class Bench:
         premium, edge, expired, wait_us, kept = reply
         return Drained(int(premium), int(edge), int(expired), int(wait_us), kept.decode())
 
+    def _rows(self, held: Sequence[Held]) -> list[Argument]:
+        return request_rows(((item.entry, item.request) for item in held), window_s=60)
+
     async def start(self, held: Sequence[Held], *, consumer: str = "w1") -> list[str]:
-        args: list[Argument] = [consumer]
-        for item in held:
-            args += request_row(item.entry, item.request, window_s=60)
-        answers, _ = await self.run("calls_start", args)
+        answers, _ = await self.run("calls_start", [consumer, *self._rows(held)])
         return [answer.decode() for answer, _ in answers]
 
     async def give_back(self, held: Sequence[Held], *, consumer: str = "w1") -> int:
-        args: list[Argument] = [consumer]
-        for item in held:
-            args += request_row(item.entry, item.request, window_s=60)
-        return int(await self.run("calls_return", args))
+        return int(await self.run("calls_return", [consumer, *self._rows(held)]))
 
     async def finish(
         self, *held: Held, used: int | None = None, pause_s: float = -1e-6, streamed: bool = False, **fields: Any
@@ -222,9 +216,8 @@ class Bench:
     async def retry(self, held: Held, *, wait_s: float = 0, pause_s: float = 0, limited: bool = False) -> int:
         """The attempt failed: into the backlog as the next one."""
         again = msgspec.structs.replace(held.request, attempt=held.request.attempt + 1)
-        args: list[Argument] = [GROUPS[held.lane], held.deployment, round(wait_s * 1e6), round(pause_s * 1e6)]
-        args += ("provider_429", int(limited))
-        args += request_row(held.entry, again, window_s=60)
+        failure = (held.deployment, round(wait_s * 1e6), round(pause_s * 1e6), "provider_429", int(limited))
+        args = [GROUPS[held.lane], msgspec.msgpack.encode(failure), *self._rows([held._replace(request=again)])]
         return int(await self.run("entries_retry", args, lane=held.lane))
 
     async def forward(self, held: Sequence[Held], to: str, *, claims: bool = False, inbox: str = "") -> list[str]:

@@ -17,14 +17,14 @@ from tokenweir.connection import Connection
 
 Check = Callable[[Bench], Awaitable[None]]
 _OLDEST = "return slot_of(limit, since - limit.late_us)"
-_LEVEL_WAIT = "math.ceil((need - item.level) / item.rate)"
+_LEVEL_WAIT = "ceil((need - item.level) / item.rate)"
 BUDGET_FAULTS = {
     "refill doubled": ("was.level + passed * item.rate)", "was.level + passed * item.rate * 2)"),
-    "no cap": ("math.min(item.capacity, was.level + ", "math.min(math.huge, was.level + "),
-    "cold start is a full bucket": ("math.min(item.capacity, limit.cold)", "item.capacity"),
-    "floor ignored": ("kept = math.min(share * capacity,", "kept = math.min(0 * capacity,"),
-    "floor keeps large requests out": ("math.max(0, capacity - price))", "math.huge)"),
-    "steps of the clock unguarded": ("restart and now or math.max(now, at or now)", "now"),
+    "no cap": ("min(item.capacity, was.level + ", "min(huge, was.level + "),
+    "cold start is a full bucket": ("min(item.capacity, limit.cold)", "item.capacity"),
+    "floor ignored": ("kept = min(share * capacity,", "kept = min(0 * capacity,"),
+    "floor keeps large requests out": ("max(0, capacity - price))", "huge)"),
+    "steps of the clock unguarded": ("restart and now or max(now, at or now)", "now"),
     "granted though a little short": ("item.level < need then", "item.level < need - 1 then"),
     "window not looked at": ("if price + kept + item.used > item.allowed then", "if false then"),
     "window a slot too long": (_OLDEST, f"{_OLDEST} - 1"),
@@ -37,7 +37,7 @@ BUDGET_FAULTS = {
         "slot_of(item.limit, now) - item.first do",
     ),
     "slots kept for ever": ("item.first, item.charges = item.first + gone, kept", ""),
-    "wait too short": (_LEVEL_WAIT, "math.ceil((need - item.level) / item.rate * 0.9)"),
+    "wait too short": (_LEVEL_WAIT, "ceil((need - item.level) / item.rate * 0.9)"),
     "wait too long": (_LEVEL_WAIT, f"{_LEVEL_WAIT} + 1000"),
     "wait for the wrong slot": ("(item.first + i) * limit", "(item.first + i - 1) * limit"),
 }
@@ -112,31 +112,31 @@ def test_faults_in_the_arithmetic_are_caught(fault: str) -> None:
 
 LEARNING_FAULTS = {
     "the probe isn't alone": ("budget", "if state.pause_until > 0 then state.probe_at", "if false then state.probe_at"),
-    "the probe is never given up": ("budget", "state.probe_at + PROBE_US", "math.huge"),
+    "the probe is never given up": ("budget", "state.probe_at + PROBE_US", "huge"),
     "a probe given back blocks": ("budget", "if state.probe_at == granted_at then", "if false then"),
     "any answer ends a pause": ("feedback", "granted_at >= state.pause_until", "true"),
     "every refusal narrows": ("feedback", "granted_at >= state.paused_at", "true"),
-    "narrowed to nothing": ("feedback", "math.max(NARROWEST, state.factor * NARROWER)", "state.factor * NARROWER"),
+    "narrowed to nothing": ("feedback", "max(NARROWEST, state.factor * NARROWER)", "state.factor * NARROWER"),
     "a pause can be shortened": ("feedback", "if till > state.pause_until then", "if true then"),
     "old headers are believed": ("feedback", " or state.now - sent_at > STALE_US", ""),
     "headers of a day are believed": ("feedback", "window < item.limit.window_us * 2", "true"),
     "what is on its way isn't reckoned with": (
         "feedback",
-        "math.max(0, charged_since(",
-        "math.max(0, 0 * charged_since(",
+        "max(0, charged_since(",
+        "max(0, 0 * charged_since(",
     ),
-    "headers raise the level": ("feedback", "math.min(item.level, math.max(left", "(math.max(left"),
-    "no bottom for what headers say": ("feedback", ", LOWEST * item.allowed))", ", -math.huge))"),
+    "headers raise the level": ("feedback", "min(item.level, max(left", "(max(left"),
+    "no bottom for what headers say": ("feedback", ", LOWEST * item.allowed))", ", -huge))"),
     "no margin for others": ("feedback", "left - since - MARGIN * item.allowed, LOWEST", "left - since, LOWEST"),
     "our own calls are strangers": ("feedback", "lacks > item.used + STRANGE", "lacks > item.level + STRANGE"),
     "lost charges stay lost": (
         "feedback",
-        "budget.put(item, math.min(missing,",
-        "budget.put(item, 0 * math.min(missing,",
+        "budget.put(item, min(missing,",
+        "budget.put(item, 0 * min(missing,",
     ),
-    "grants before all have spoken": ("budget", "local until_at = state.settle_until", "local until_at = 0"),
+    "grants before all have spoken": ("budget", "until_at, now = state.settle_until,", "until_at, now = 0,"),
     "a debt is forgotten": ("feedback", "item.level, item.debt = item.level - (debt - item.debt), debt", ""),
-    "a day begins at midnight": ("budget", "math.floor((now - limit.resets_us) / limit", "math.floor(now / limit"),
+    "a day begins at midnight": ("budget", "floor((now - limit.resets_us) / limit", "floor(now / limit"),
     "calls in flight aren't counted": ("budget", "if most > 0 and state.in_flight >= most", "if false"),
     "always refunded": ("feedback", "if refund then budget.take_back", "if true then budget.take_back"),
     "use beyond the reservation is free": ("feedback", "      budget.add(item, -unused)\n", ""),
