@@ -1,9 +1,10 @@
 #!lua
 -- Take in a request once: known ids are not added again, so that this is safe to repeat.
 --
--- KEYS  <status> <lane> limits ingest ingest:batch gate:interactive gate:standard gate:batch backlog:meta
+-- KEYS  <status> <lane> limits ingest ingest:batch gate:interactive gate:standard gate:batch backlog:meta closed
 -- ARGV  most that may wait, inbox ('' = none), then the entry's fields
--- Reply {`added` | `known` | `full`, how many wait, ms until there is room again (only if full; -1 = can't be told)}
+-- Reply {`added` | `known` | `full` | `closed` (the pool is drained), how many wait, ms until there is room again (only if
+--       full; -1 = can't be told)}
 -- The estimate: as many as are too many, each as dear as those in the backlog, at the refill of all deployments.
 -- Without allow-oom: at maxmemory Redis itself refuses what comes in, while work goes on and drains.
 -- include inbox
@@ -30,6 +31,7 @@ if redis.call('HEXISTS', K.status, 'entry') == 1 then
   if ARGV[2] ~= '' then listen(K.status, ARGV[2]) end
   return {'known', waiting, 0}
 end
+if redis.call('GET', K.closed) then return {'closed', waiting, 0} end
 if waiting >= most then
   local per_us = pace(usual_tokens())
   return {'full', waiting, per_us > 0 and math.ceil((waiting - most + 1) / per_us / 1000) or -1}

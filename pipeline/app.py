@@ -23,6 +23,7 @@ from pipeline.loop import LoopSettings, StageLoop
 from pipeline.metrics import Metrics
 from pipeline.stage import Stage
 from pipeline.store import Store
+from pipeline.store.health import unfit
 from pipeline.store.overview import overview
 from tokenweir.errors import ConfigError, StoreUnavailable
 from tokenweir.keys import Keys
@@ -79,7 +80,11 @@ class Worker:
         self._stop.set()
 
     async def run(self) -> None:
-        """Work until a signal or `stop`. A second signal ends at once; what is in hand stays pending for others."""
+        """Work until a signal or `stop`. A second signal ends at once; what is in hand stays pending for others.
+
+        Raises:
+            ConfigError: Redis refuses this user something that workers do, or a key of the pool holds something else.
+        """
         store = Store(self._url, self._keys, self._pool)
         built = self._build(self._pool, self._keys, api_keys=self._api_keys, only=self._only)
         settings = LoopSettings(
@@ -90,6 +95,7 @@ class Worker:
         )
         self._listen(asyncio.get_running_loop(), asyncio.current_task())
         try:
+            await _admitted(store)
             loops = [StageLoop(stage, store, self._metrics, settings) for stage in built]
             ops = self._ops(store, loops)
             port = await ops.start(self._config.metrics.host, self._config.metrics.port)
@@ -182,6 +188,20 @@ class Worker:
             return ""
 
         return Ops(self._metrics.registry, refresh=refresh, ready=ready)
+
+
+async def _admitted(store: Store) -> None:
+    """Refuse to start where Redis would refuse the work; that it isn't there, or not ready, is waited for."""
+    try:
+        found = await unfit(store.control, "worker")
+    except StoreUnavailable as error:
+        if not error.forbidden:
+            return
+        raise ConfigError(f"Redis refuses this worker: {error}; look at the user and password in its URL") from error
+    if grave := [finding for finding in found if finding.mark == "FAIL"]:
+        raise ConfigError("; ".join(f"{finding.text} -> {finding.cure}" for finding in grave))
+    for finding in found:
+        log.warning("rights_missing", reason=finding.text, cure=finding.cure)
 
 
 def _slots(built: Sequence[Stage], name: str) -> int:

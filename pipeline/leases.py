@@ -93,8 +93,16 @@ class Leases:
         taken = [entry for entry in found.entries if entry.id not in self._hands]
         self._metrics.reclaimed(GROUPS[lane], len(taken), found.lost)
         if found.cursor == "0-0":
-            await self._store.streams.prune(lane, leaving=False, idle_ms=_PRUNE_IDLE_MS)
+            await self._prune(lane, leaving=False)
         return taken
+
+    async def _prune(self, lane: str, *, leaving: bool) -> None:
+        """Tidy up where this user may; who may not look at consumers works all the same."""
+        try:
+            await self._store.streams.prune(lane, leaving=leaving, idle_ms=_PRUNE_IDLE_MS)
+        except StoreUnavailable as error:
+            if not error.forbidden:
+                raise
 
     async def leave(self) -> None:
         """Hand back what is still in hand, no attempt used up, and go: others take it at once."""
@@ -110,4 +118,4 @@ class Leases:
                 if released:
                     log.info("entries_handed_back", lane=lane, count=len(released))
         for lane in self._lanes:
-            await self._store.streams.prune(lane, leaving=True, idle_ms=_PRUNE_IDLE_MS)
+            await self._prune(lane, leaving=True)

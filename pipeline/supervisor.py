@@ -17,6 +17,8 @@ from types import FrameType
 
 import structlog
 
+from tokenweir.errors import ConfigError
+
 log = structlog.get_logger()
 
 _PR_SET_PDEATHSIG = 1
@@ -71,6 +73,9 @@ class _Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
             _end_with(parent)
             code = self._work(index)
+        except ConfigError as error:
+            log.error("worker_refused", reason=str(error))
+            code = 2
         except Exception:  # nobody is left above to say why
             log.exception("worker_failed")
         finally:

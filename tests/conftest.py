@@ -21,6 +21,7 @@ from tokenweir.keys import PERMANENT, Keys
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "refused: this test does what its user may not")
     config.addinivalue_line("markers", "leaves_keys(reason): this test may leave keys without expiry behind")
     config.addinivalue_line("markers", "one_server(reason): this test needn't meet every kind of server")
 

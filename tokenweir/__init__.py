@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tokenweir.errors import (
     ConfigError,
     LimitReached,
+    PoolClosed,
     QueueFull,
     RequestError,
     ResultTimeout,
@@ -32,6 +33,7 @@ __all__ = [
     "Grant",
     "LimitReached",
     "Limiter",
+    "PoolClosed",
     "QueueFull",
     "RequestError",
     "Result",

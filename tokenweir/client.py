@@ -94,7 +94,7 @@ class Client:
 
         Raises:
             RequestError: it could never succeed; nothing was queued.
-            QueueFull: more than `max_waiting` wait; nothing was queued.
+            QueueFull: more than `max_waiting` wait, or (PoolClosed) operators drained the pool; nothing was queued.
             StoreUnavailable: Redis doesn't answer or refuses; whether it was queued is unknown.
         """
         draft = as_draft(

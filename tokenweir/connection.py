@@ -63,6 +63,7 @@ def connect(url: str, *, max_connections: int = 8) -> Redis:
         decode_responses=False,
         socket_timeout=None,
         retry=Retry(NoBackoff(), 0),
+        driver_info=None,  # a user with least rights may not tell the server its library's name
         **options,
     )
     return Redis(connection_pool=pool)

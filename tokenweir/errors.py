@@ -4,6 +4,7 @@
   * ConfigError           start-up only: one line with the place and the cure, exit with 2
   * RequestError          this request can never succeed; carries `code`, one of `ErrorCode`
   * QueueFull             come back after `retry_after_s`; nothing was queued
+    * PoolClosed          the same, because operators have drained the pool
   * LimitReached          no room within the time given; come back after `retry_after_s`, nothing was charged
   * ResultTimeout         no result yet; the request goes on and can be asked for again
   * ProviderError
@@ -44,6 +45,10 @@ ERROR_TYPES: Final[dict[str, str]] = {
 }
 
 
+# How servers say so: by itself and inside of a script, Redis and Valkey.
+_FORBIDDEN: Final = ("NOPERM", "ACL failure", "NoPermission", "The user executing the script", "WRONGPASS", "NOAUTH")
+
+
 class TokenweirError(Exception):
     """Root of the tree; catch it to catch everything this project raises on purpose."""
 
@@ -66,6 +71,14 @@ class QueueFull(TokenweirError):
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class PoolClosed(QueueFull):
+    """Operators have drained the pool: it takes nothing in until they open it; nothing was queued."""
+
+    def __init__(self, pool: str, *, retry_after_s: float) -> None:
+        text = f"pool {pool} is drained and takes nothing in until `tokenweir drain --open`"
+        super().__init__(f"{text}; try again in {retry_after_s:.0f} s", retry_after_s=retry_after_s)
 
 
 class LimitReached(TokenweirError):
@@ -107,3 +120,8 @@ class ProviderRejected(ProviderError):
 
 class StoreUnavailable(TokenweirError):
     """Redis didn't answer, or refused; whether the last command ran is unknown."""
+
+    @property
+    def forbidden(self) -> bool:
+        """Whether Redis answered that this user may not: a right is missing, or the password is wrong."""
+        return any(word in str(self) for word in _FORBIDDEN)

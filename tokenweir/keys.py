@@ -24,9 +24,10 @@ GROUPS: Final[dict[str, str]] = {
     "edge": "edge",
     "deferred": "deferred",
 }
-# Keys that live for ever: limits and budgets (quiet spells are no cold start), and streams with their
-# groups. Everything else has a TTL or is emptied by work; the test kit fails on any other key.
-PERMANENT: Final = ("limits", "budget:*", "responses", "dead", *GROUPS)
+# Keys that live for ever: limits and budgets (quiet spells are no cold start), streams with their groups, and
+# `closed` (a drained pool stays so until it is opened). Everything else has a TTL or is emptied by work; the test
+# kit fails on any other key.
+PERMANENT: Final = ("limits", "budget:*", "responses", "dead", "closed", *GROUPS)
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 _ID = re.compile(r"[\x21-\x7e]{1,128}\Z")

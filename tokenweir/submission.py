@@ -8,7 +8,7 @@ from typing import Final
 from lua import load
 from tokenweir.connection import Argument, Call, Connection, insist
 from tokenweir.draft import Draft
-from tokenweir.errors import QueueFull
+from tokenweir.errors import PoolClosed, QueueFull
 
 _SUBMIT = load("request_submit")
 _AT_ONCE: Final = 500
@@ -45,6 +45,8 @@ class Submission:
 
     async def _send(self, calls: Sequence[Call]) -> None:
         for answer, waiting, wait_ms in await insist(lambda: self._connection.run_many(_SUBMIT, calls)):
+            if answer == b"closed":
+                raise PoolClosed(self._connection.keys.pool, retry_after_s=_LONGEST_RETRY_S)
             if answer == b"full":
                 # -1: no worker has put limits in place yet, so nothing is known to come free.
                 wait_s = wait_ms / 1000 if wait_ms >= 0 else _LONGEST_RETRY_S

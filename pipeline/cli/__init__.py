@@ -26,7 +26,7 @@ _INTERRUPTED, _NOBODY_READS = 130, 141
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; whatever goes wrong is said in one line on stderr.
 
-    0 ok, 1 a promise broken or a request failed, 2 usage or configuration, 3 Redis unreachable.
+    0 ok, 1 a promise broken or a request failed, 2 usage or configuration, 3 Redis unreachable or refusing.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -38,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error), USAGE)
     except StoreUnavailable as error:
         reason = str(error).rstrip(".")
+        if error.forbidden:
+            return _fail(f"Redis refuses this user: {reason}; `tokenweir check` says what is missing", UNREACHABLE)
         return _fail(f"{reason}; is Redis up? --redis or REDIS_URL names another", UNREACHABLE)
     except TokenweirError as error:
         return _fail(str(error), FAILED)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from pipeline.cli.output import say
 from pipeline.cli.parser import UsageError
+from pipeline.cli.progress import Board
 from pipeline.cli.request_file import Defaults, Line, read_requests
 from tokenweir.client import Client
 from tokenweir.draft import Draft
-from tokenweir.errors import QueueFull
+from tokenweir.errors import PoolClosed, QueueFull
 
 _AT_ONCE = 200
 
@@ -28,6 +26,7 @@ class Bulk:
         self._client = client
         self._name = name
         self._board = board
+        self._told = False
         self.bad = 0
         self.queued = 0
 
@@ -53,13 +52,20 @@ class Bulk:
         self._board.note(f"{self._name} line {line.number}: {line.fault}")
         self._board.advance(1)
 
+    def _wait(self, full: QueueFull) -> None:
+        closed = isinstance(full, PoolClosed)
+        if closed and not self._told:
+            self._told = True
+            self._board.note(str(full))
+        self._board.wait(f"{'pool is drained' if closed else 'queue full'}, again in {full.retry_after_s:.0f} s")
+
     async def _queue(self, batch: list[Draft]) -> None:
         """Queue a batch. Drafts keep their ids, so that repeating it after a full queue is harmless."""
         while batch:
             try:
                 ids = await self._client.submit_many(batch)
             except QueueFull as full:
-                self._board.wait(full.retry_after_s)
+                self._wait(full)
                 await asyncio.sleep(full.retry_after_s)
                 continue
             self.queued += len(ids)
@@ -68,47 +74,6 @@ class Bulk:
                 for request_id in ids:
                     say(request_id)
             return
-
-
-class Board:
-    """What people see meanwhile, on stderr: a bar on a terminal, and lines that matter anywhere."""
-
-    def __init__(
-        self, note: Callable[[str], None], advance: Callable[[int], None], show: Callable[[str], None]
-    ) -> None:
-        self._note = note
-        self._advance = advance
-        self._show = show
-
-    def note(self, text: str) -> None:
-        """A line that stays."""
-        self._note(f"tokenweir: {text}")
-
-    def advance(self, lines: int) -> None:
-        """So many more lines are done."""
-        self._show("submitting")
-        self._advance(lines)
-
-    def wait(self, wait_s: float) -> None:
-        """The queue is full."""
-        self._show(f"queue full, again in {wait_s:.0f} s")
-
-
-@contextmanager
-def board(total: int | None) -> Iterator[Board]:
-    """A board for `total` lines, None = nobody knows; the bar goes when the block ends."""
-    if not sys.stderr.isatty():
-        yield Board(lambda text: _line(text), lambda _lines: None, lambda _text: None)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("submitting", total=total)
-        yield Board(
-            lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True),
-            lambda lines: progress.advance(bar, lines),
-            lambda text: progress.update(bar, description=text),
-        )
 
 
 @contextmanager
@@ -129,7 +94,3 @@ def opened_lines(name: str) -> Iterator[tuple[BinaryIO, int | None]]:
             yield file, total
     except OSError as error:
         raise UsageError(f"can't read {name}: {error.strerror}") from error
-
-
-def _line(text: str) -> None:
-    sys.stderr.write(f"{text}\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -16,7 +17,8 @@ from pipeline.cli.reach import edge, key_of, provider
 from pipeline.cli.target import Target, configured, resolve
 from pipeline.config import Config, Deployment, Pool, masked
 from pipeline.limits import explain, terms
-from pipeline.store.health import Finding, examine
+from pipeline.store.finding import Finding
+from pipeline.store.health import examine
 from pipeline.store.overview import Overview, overview
 from pipeline.store.views import opened
 from tokenweir.errors import StoreUnavailable
@@ -88,12 +90,24 @@ async def _redis(args: argparse.Namespace, target: Target, report: Report) -> bo
         try:
             for finding in await examine(views.connection):
                 report.add(finding)
-            seen = await overview(views.connection)
-            limits = await views.limits()
         except StoreUnavailable as error:
+            if error.forbidden:
+                report.add(Finding("FAIL", "redis", str(error), "look at the user and password in its URL"))
+                return False
             cure = "start it, or name another with --redis or REDIS_URL; `embedded:` needs none"
             report.add(Finding("FAIL", "redis", str(error), cure))
             return False
+        try:
+            seen, limits = await overview(views.connection), await views.limits()
+        except StoreUnavailable as error:
+            report.add(Finding("warn", "pool", f"isn't looked at: {error}", "ask as a worker's or an operator's user"))
+            return True
+    if seen.closed:
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seen.closed.since))
+        cure = "tokenweir drain --open"
+        report.add(
+            Finding("warn", "drained", f"{seen.closed.by} drained the pool at {since}: it takes nothing in", cure)
+        )
     workers, offered = seen.workers, seen.premium_slots
     if args.workers:
         workers, offered = args.workers, args.workers * target.pool.premium_concurrency

@@ -106,6 +106,16 @@ _ALL = (
         options.add_dead,
     ),
     Command(
+        "drain",
+        "pipeline.cli.drain:run",
+        "take nothing in any more, and wait until all is finished",
+        """
+        tokenweir drain --timeout 600
+        tokenweir drain --open
+        """,
+        options.add_drain,
+    ),
+    Command(
         "limits",
         "pipeline.cli.limits:run",
         "what the gate counts with: show it, change it, end a pause",

@@ -115,6 +115,19 @@ def add_dead(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
 
 
+def add_drain(parser: argparse.ArgumentParser) -> None:
+    """`drain`."""
+    parser.add_argument("--open", action="store_true", help="take requests in again")
+    parser.add_argument(
+        "--timeout",
+        type=_positive,
+        metavar="S",
+        help="end with 1 after so long; the pool stays drained (default: none)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the report for machines")
+    add_target(parser)
+
+
 def add_limits(parser: argparse.ArgumentParser) -> None:
     """`limits`."""
     parser.add_argument(

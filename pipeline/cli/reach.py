@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 
 from pipeline.config import Deployment, Edge, secret
-from pipeline.store.health import Finding
+from pipeline.store.finding import Finding
 from tokenweir.errors import ConfigError
 
 _PATIENCE = aiohttp.ClientTimeout(total=5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import time
 
 import msgspec
 
@@ -34,6 +35,8 @@ async def _pool(args: argparse.Namespace, target: Target) -> int:
 
 def _show_pool(target: Target, seen: Overview) -> None:
     say(f"pool {target.pool_name} at {target.named}\n")
+    if seen.closed:
+        say(f"DRAINED by {seen.closed.by} {_ago(seen.closed.since)}: takes nothing in until `tokenweir drain --open`\n")
     # Consumers of empty streams aren't counted in an overview.
     queues = [
         (queue.stream, queue.waiting, queue.pending, queue.consumers or "-", _age(queue.oldest_s))
@@ -107,6 +110,10 @@ def _summary(result: Result) -> str:
         f"{result.status} from {result.model}, {tokens}: waited {result.waited_ms:,.0f} ms, "
         f"first token after {result.ttft_ms:,.0f} ms, whole answer after {result.total_ms:,.0f} ms"
     )
+
+
+def _ago(at: float) -> str:
+    return f"{seconds(max(0.0, time.time() - at))} ago"
 
 
 def _age(oldest_s: float) -> str:

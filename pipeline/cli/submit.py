@@ -9,9 +9,10 @@ from typing import Any, cast
 
 import msgspec
 
-from pipeline.cli.bulk import Bulk, board, opened_lines
+from pipeline.cli.bulk import Bulk, opened_lines
 from pipeline.cli.output import remark, say, say_json
 from pipeline.cli.parser import UsageError
+from pipeline.cli.progress import board
 from pipeline.cli.request_file import Defaults
 from pipeline.cli.target import Target, resolve
 from tokenweir.client import Client
@@ -114,7 +115,7 @@ async def _submit_file(args: argparse.Namespace, target: Target) -> int:
     )
     with opened_lines(args.file) as (lines, total):
         async with _client(target) as client:
-            with board(total) as shown:
+            with board("submitting", total) as shown:
                 bulk = Bulk(client, "stdin" if args.file == "-" else args.file, shown)
                 await bulk.submit(lines, defaults)
     bad = f"; bad lines left out: {bulk.bad:,}" if bulk.bad else ""

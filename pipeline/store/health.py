@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from lua import load
-from tokenweir.connection import Argument, Connection
+from pipeline.store import server
+from pipeline.store.finding import Finding
+from pipeline.store.rights import ROLES, SPARED, refused
+from tokenweir.connection import Connection
 from tokenweir.errors import StoreUnavailable
-from tokenweir.keys import Keys
+from tokenweir.keys import GROUPS
 
 _PROBE = load("server_probe")
 # Deadlines come from producers' clocks and are judged by Redis's.
 _DRIFT_S = 1.0
-
-
-class Finding(NamedTuple):
-    """One thing that was looked at: `ok`, `warn` (works, but not as it should) or `FAIL`, and what mends it."""
-
-    mark: Literal["ok", "warn", "FAIL"]
-    about: str
-    text: str
-    cure: str = ""
+_MOST_NAMED = 6
+# What the keys with one name of a pool hold.
+KINDS = {**dict.fromkeys((*GROUPS, "responses", "dead"), "stream"), "limits": "hash"}
 
 
 async def examine(connection: Connection) -> list[Finding]:
@@ -30,17 +28,49 @@ async def examine(connection: Connection) -> list[Finding]:
     Raises:
         StoreUnavailable: it can't be reached at all.
     """
-    info: dict[str, Any] = await connection.command("INFO", "everything")
-    found = [_version(info), await _floor(connection)]
+    info = await _info(connection)
+    if info is None:
+        found = [Finding("ok", "redis", "the server isn't looked at: this user may not ask it (INFO)")]
+    else:
+        found = [server.version(info)]
+        if info.get("redis_mode") == "sentinel":
+            cure = "name the server that it watches, or write redis+sentinel://"
+            return [*found, Finding("FAIL", "role", "this is a Sentinel, which holds no data", cure)]
+    found.append(await _floor(connection))
     if found[-1].mark == "FAIL":
         return found
-    return [*found, _policy(info), *_persistence(info), await _clock(connection), *await _rights(connection)]
+    if info is not None:
+        found += server.findings(info, await _settings(connection), waitaof=await _knows_waitaof(connection))
+    return [*found, await _clock(connection), *await _rights(connection)]
 
 
-def _version(info: dict[str, Any]) -> Finding:
-    name = "Valkey" if info.get("valkey_version") else "Redis"
-    version = info.get("valkey_version") or info.get("redis_version", "?")
-    return Finding("ok", "redis", f"{name} {version}, {info.get('redis_mode', info.get('server_mode', 'standalone'))}")
+async def _info(connection: Connection) -> dict[str, Any] | None:
+    try:
+        info: dict[str, Any] = await connection.command("INFO", "everything")
+    except StoreUnavailable as error:
+        if not error.forbidden:
+            raise
+        return None
+    return info
+
+
+async def _settings(connection: Connection) -> dict[str, str]:
+    """What of `server.SETTINGS` this user may see."""
+    try:
+        found = await connection.command("CONFIG", "GET", *server.SETTINGS)
+    except StoreUnavailable:
+        return {}
+    pairs = found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
+    return {_text(name): _text(value) for name, value in pairs}
+
+
+async def _knows_waitaof(connection: Connection) -> bool:
+    """Asks for nothing to wait for. Who may not run it learns at least that there is such a command."""
+    try:
+        await connection.command("WAITAOF", 0, 0, 1)
+    except StoreUnavailable as error:
+        return "unknown command" not in str(error)
+    return True
 
 
 async def _floor(connection: Connection) -> Finding:
@@ -49,8 +79,9 @@ async def _floor(connection: Connection) -> Finding:
     try:
         await connection.run(_PROBE)
     except StoreUnavailable as error:
-        if "NOPERM" in str(error):
-            return Finding("FAIL", "commands", f"scripts may not be run: {error}", "grant +@scripting to this user")
+        if error.forbidden:
+            text = f"scripts may not be run on {connection.keys.key('limits')}: {_reason(error)}"
+            return Finding("FAIL", "commands", text, _grant("EVAL and EVALSHA on the pool's keys"))
         return Finding("FAIL", "commands", f"scripts with flags don't run: {error}", cure)
     try:
         await connection.command("XAUTOCLAIM", connection.keys.key("deferred"), "-", "-", 0, "0-0", "COUNT", 1)
@@ -59,27 +90,6 @@ async def _floor(connection: Connection) -> Finding:
         if "unknown command" in str(error):
             return Finding("FAIL", "commands", "XAUTOCLAIM is unknown here", cure)
     return Finding("ok", "commands", "scripts with flags run, XAUTOCLAIM is known")
-
-
-def _policy(info: dict[str, Any]) -> Finding:
-    policy = info.get("maxmemory_policy", "unknown")
-    if policy == "noeviction":
-        return Finding("ok", "eviction", "noeviction: nothing queued is ever thrown away")
-    cure = "CONFIG SET maxmemory-policy noeviction, and the same in redis.conf"
-    return Finding("FAIL", "eviction", f"{policy} may throw queued requests and budgets away", cure)
-
-
-def _persistence(info: dict[str, Any]) -> list[Finding]:
-    if not info.get("aof_enabled"):
-        cure = "CONFIG SET appendonly yes, and the same in redis.conf"
-        return [
-            Finding("warn", "persistence", "no append-only file: a crash loses what came in since the last dump", cure)
-        ]
-    if info.get("aof_last_write_status") != "ok":
-        return [
-            Finding("FAIL", "persistence", "the append-only file can't be written", "look at its disk and server log")
-        ]
-    return [Finding("ok", "persistence", "append-only file on")]
 
 
 async def _clock(connection: Connection) -> Finding:
@@ -93,53 +103,83 @@ async def _clock(connection: Connection) -> Finding:
     return Finding("warn", "clock", f"{text}: deadlines are judged by Redis's", "run NTP on both machines")
 
 
-async def _rights(connection: Connection) -> list[Finding]:
-    """What this user may do, without doing it."""
+async def unfit(connection: Connection, role: str) -> list[Finding]:
+    """What keeps a program of this role from its work here: rights it lacks, keys that hold something else.
+
+    Raises:
+        StoreUnavailable: Redis didn't answer.
+    """
     try:
-        user = (await connection.command("ACL", "WHOAMI")).decode()
-        rows = needed(connection.keys)
-        answers = await connection.commands([("ACL", "DRYRUN", user, *words) for words in rows])
+        lacking = await refused(connection, role)
     except StoreUnavailable as error:
-        return [Finding("ok", "rights", f"not looked at: this user may not ask ({_reason(error)})")]
-    refused = [
-        (" ".join(map(str, words[:2])), answer.decode(errors="replace"))
-        for words, answer in zip(rows, answers, strict=True)
-        if answer != b"OK"
-    ]
-    if not refused:
-        return [Finding("ok", "rights", f"user {user} may do all {len(rows)} things that a worker does")]
-    return [
-        Finding("FAIL", "rights", f"{words}: {answer}", f"ACL SETUSER {user} with that right")
-        for words, answer in refused
-    ]
+        if not error.forbidden:
+            raise
+        return [Finding("FAIL", "rights", f"scripts may not be run: {_reason(error)}", _grant("EVAL and EVALSHA"))]
+    vital = [each for each in lacking if not each.startswith(SPARED)]
+    if vital:
+        text = f"{await _user(connection)} may not {_some(vital)}, which a {role} needs"
+        return [Finding("FAIL", "rights", text, _grant("it"))]
+    found = []
+    if lacking:
+        text = f"{await _user(connection)} may not {_some(lacking)}: less is shown and tidied up, all work is done"
+        found.append(Finding("warn", "rights", text, _grant("it")))
+    return found + await _types(connection)
 
 
-def needed(keys: Keys) -> list[tuple[Argument, ...]]:
-    """Every command of a worker and its scripts, on a key of each kind, with as few arguments as it takes."""
-    stream, status, backlog = keys.key("ingest"), keys.status("x"), keys.key("backlog:batch")
-    on_stream: list[tuple[Argument, ...]] = [
-        ("XADD", stream, "*", "a", "b"),
-        ("XGROUP", "CREATE", stream, "g", "0"),
-        ("XREADGROUP", "GROUP", "g", "c", "STREAMS", stream, ">"),
-        ("XAUTOCLAIM", stream, "g", "c", 0, "0"),
-        ("XCLAIM", stream, "g", "c", 0, "1-1"),
-        ("XPENDING", stream, "g"),
-        ("XACK", stream, "g", "1-1"),
-        ("XINFO", "GROUPS", stream),
-    ]
-    on_stream += [("XDEL", stream, "1-1"), ("XRANGE", stream, "-", "+"), ("XLEN", stream)]
-    on_hash: list[tuple[Argument, ...]] = [("HSET", status, "a", "b"), ("HGET", status, "a"), ("HMGET", status, "a")]
-    on_hash += [("HSETNX", status, "a", "b"), ("HRANDFIELD", status, 1)]
-    on_hash += [("HGETALL", status), ("HDEL", status, "a"), ("HEXISTS", status, "a"), ("HINCRBY", status, "a", 1)]
-    on_hash += [("HLEN", status), ("EXPIRE", status, 1), ("PEXPIRE", status, 1), ("PERSIST", status)]
-    on_set: list[tuple[Argument, ...]] = [("ZADD", backlog, 1, "a"), ("ZREM", backlog, "a"), ("ZCARD", backlog)]
-    on_set += [("ZRANGE", backlog, 0, 0), ("ZRANGEBYSCORE", backlog, 0, 1), ("ZCOUNT", backlog, 0, 1)]
-    on_set += [("ZRANK", backlog, "a")]
-    others: list[tuple[Argument, ...]] = [("EVALSHA", "0" * 40, 1, stream), ("EVAL", "return 1", 1, stream), ("TIME",)]
-    others += [("SET", keys.key("budget:a"), "1"), ("GET", keys.key("budget:a")), ("SET", keys.key("edge:alive"), "1")]
-    others += [("EXISTS", stream), ("DEL", backlog), ("INFO", "server")]
-    others += [("CLIENT", "ID"), ("CLIENT", "UNBLOCK", 1)]
-    return [*on_stream, *on_hash, *on_set, *others]
+async def _types(connection: Connection) -> list[Finding]:
+    """Keys of ours that somebody put something else into."""
+    names = [connection.keys.key(name) for name in KINDS]
+    try:
+        kinds = await connection.commands([("TYPE", name) for name in names])
+    except StoreUnavailable as error:
+        if not error.forbidden:
+            raise
+        return []
+    found = []
+    for name, kind, wanted in zip(names, kinds, KINDS.values(), strict=True):
+        there = _text(kind)
+        if there not in ("none", wanted):
+            cure = f"RENAME '{name}' to another name if it is somebody's, else DEL it"
+            found.append(Finding("FAIL", "keys", f"{name} is a {there}, where a {wanted} belongs", cure))
+    return found
+
+
+async def _rights(connection: Connection) -> list[Finding]:
+    """What this user may do, without doing it, and whether the pool's keys are its own."""
+    found = await unfit(connection, "worker")
+    if not any(finding.about == "rights" for finding in found):
+        return [Finding("ok", "rights", f"{await _user(connection)} may do all that a worker does"), *found]
+    if all(finding.mark != "FAIL" for finding in found if finding.about == "rights"):
+        return found
+    fitting = [role for role in ROLES if role != "worker" and not await refused(connection, role)]
+    # Who may take work off inner streams was meant to be a worker.
+    if not fitting or f"XREADGROUP {connection.keys.key('premium')}" not in await refused(connection, "worker"):
+        return found
+    # The largest of those it fits says most: an operator may do what a producer may.
+    whose = f"an {fitting[-1]}" if fitting[-1] == "operator" else f"a {fitting[-1]}"
+    text = f"{await _user(connection)} may do all that {whose} does, and not what a worker does"
+    return [Finding("warn", "rights", text, "right if no worker uses this URL; see deploy/redis/README.md")]
+
+
+async def _user(connection: Connection) -> str:
+    try:
+        name = await connection.command("ACL", "WHOAMI")
+    except StoreUnavailable:
+        return "this user"
+    return f"user {_text(name)}"
+
+
+def _some(lacking: Sequence[str]) -> str:
+    more = f" and {len(lacking) - _MOST_NAMED} more" if len(lacking) > _MOST_NAMED else ""
+    return ", ".join(lacking[:_MOST_NAMED]) + more
+
+
+def _grant(what: str) -> str:
+    return f"grant {what}: deploy/redis/users.acl has all that each kind of user needs"
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def _reason(error: StoreUnavailable) -> str:

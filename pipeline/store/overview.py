@@ -9,6 +9,7 @@ import msgspec
 
 from lua import load
 from tokenweir.connection import Argument, Connection
+from tokenweir.errors import StoreUnavailable
 from tokenweir.keys import CLASSES, GROUPS
 
 _VIEW = load("budgets_view")
@@ -51,6 +52,13 @@ class Standing(msgspec.Struct, frozen=True):
     refunds: bool
 
 
+class Closing(msgspec.Struct, frozen=True):
+    """A drained pool takes nothing in: since when (Unix seconds), and who drained it."""
+
+    since: float
+    by: str
+
+
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """What operators look at first."""
 
@@ -66,6 +74,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     dead: int
     responses: int
     limits_version: int
+    closed: Closing | None = None
 
 
 async def overview(connection: Connection) -> Overview:
@@ -76,17 +85,18 @@ async def overview(connection: Connection) -> Overview:
     """
     key = connection.keys.key
     words: list[tuple[Argument, ...]] = [("TIME",), ("HGETALL", key("limits")), ("HGETALL", key("slots"))]
-    words += [("EXISTS", key("edge:alive")), ("XLEN", key("dead")), ("XLEN", key("responses"))]
+    words += [("EXISTS", key("edge:alive")), ("GET", key("closed"))]
+    words += [("XLEN", key("dead")), ("XLEN", key("responses"))]
     words += [("ZCARD", key(f"backlog:{name}")) for name in (*CLASSES, "due")]
     words += [("XLEN", key(lane)) for lane in GROUPS]
     words += [("XRANGE", key(lane), "-", "+", "COUNT", 1) for lane in GROUPS]
-    time, limits, slots, alive, dead, responses, *rest = await connection.commands(words)
+    time, limits, slots, alive, closed, dead, responses, *rest = await connection.commands(words)
     now_us = int(time[0]) * 1_000_000 + int(time[1])
     backlog, lengths, firsts = rest[:4], rest[4 : 4 + len(GROUPS)], rest[4 + len(GROUPS) :]
 
     names = [name.decode() for name, _ in _pairs(limits) if b"@" not in name]
     present = [lane for lane, length, first in zip(GROUPS, lengths, firsts, strict=True) if length or first]
-    replies = await connection.commands([("XINFO", "GROUPS", key(lane)) for lane in present]) if present else []
+    replies = await _groups(connection, [key(lane) for lane in present])
     pending = dict(zip(present, (_group(reply) for reply in replies), strict=True))
     levels, standings = await budgets(connection, names)
 
@@ -108,6 +118,7 @@ async def overview(connection: Connection) -> Overview:
         dead=dead,
         responses=responses,
         limits_version=int(dict(_pairs(limits)).get(b"@version", 0)),
+        closed=_closing(closed),
     )
 
 
@@ -131,9 +142,26 @@ async def budgets(connection: Connection, names: Sequence[str]) -> tuple[list[Le
     return levels, standings
 
 
+def _closing(text: bytes | None) -> Closing | None:
+    if text is None:
+        return None
+    since, _, by = text.decode(errors="replace").partition(" ")
+    return Closing(float(since) if since.isdigit() else 0.0, by)
+
+
 def _pairs(reply: Any) -> list[tuple[bytes, bytes]]:
     """The fields of a hash, however the protocol shows it."""
     return list(reply.items()) if isinstance(reply, dict) else list(zip(reply[::2], reply[1::2], strict=True))
+
+
+async def _groups(connection: Connection, streams: Sequence[str]) -> list[Any]:
+    """About each stream's groups; nothing where this user may not ask."""
+    try:
+        return await connection.commands([("XINFO", "GROUPS", each) for each in streams]) if streams else []
+    except StoreUnavailable as error:
+        if not error.forbidden:
+            raise
+        return [None] * len(streams)
 
 
 def _group(reply: Any) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from tokenweir.keys import GROUPS, Keys
 from tokenweir.terms import Terms
 
 _PENDING, _RELEASE = load("entries_pending"), load("entries_release")
-_SET, _RESUME = load("limits_set"), load("budgets_resume")
+_SET, _RESUME, _COUNT = load("limits_set"), load("budgets_resume"), load("pool_count")
 _PAGE = 500
 # Who holds a replayed entry in name until a worker takes it over.
 OPERATOR = "operator"
@@ -47,6 +47,26 @@ class LimitsView(msgspec.Struct, frozen=True):
     deployments: dict[str, Terms]
 
 
+class Count(msgspec.Struct, frozen=True):
+    """What a pool holds at one moment, and what was ever added to its ends.
+
+    Attributes:
+        held: unfinished requests, in hand or not, by stream; those of the backlog as `backlog`.
+        came_in, answered, died: entries ever added to the ingest lanes, to `responses`, and to `dead`.
+    """
+
+    held: dict[str, int]
+    came_in: int
+    answered: int
+    died: int
+    closed: bool
+
+    @property
+    def total(self) -> int:
+        """All unfinished requests."""
+        return sum(self.held.values())
+
+
 class Views:
     """One pool, as its operators see it."""
 
@@ -54,6 +74,7 @@ class Views:
         self.connection = connection
         self.answers = Answers(connection)
         self.letters = Letters(connection)
+        self._closed = connection.keys.key("closed")
 
     async def pending(self, streams: Sequence[str], *, min_idle_s: float) -> list[Pending]:
         """Entries in hand for at least `min_idle_s` since their owner's last sign of life, oldest first by stream."""
@@ -84,6 +105,21 @@ class Views:
             args: list[Argument] = [GROUPS[stream], OPERATOR, round(idle_s * 1000), owner, 1, *held]
             released += [held[entry.decode()] for entry in await self._run_on(stream, _RELEASE, args)]
         return released
+
+    async def close(self, by: str) -> bool:
+        """Have the pool take nothing in until `open`; False = it was drained already, by whom stays as it was."""
+        seconds, _ = await self.connection.command("TIME")
+        return bool(await self.connection.command("SET", self._closed, f"{int(seconds)} {by}", "NX"))
+
+    async def open(self) -> bool:
+        """Have a drained pool take requests in again; False = it was open."""
+        return bool(await self.connection.command("DEL", self._closed))
+
+    async def count(self) -> Count:
+        """What the pool holds."""
+        flat, came_in, answered, died, closed = await self.connection.run(_COUNT)
+        held = {name.decode(): int(length) for name, length in zip(flat[::2], flat[1::2], strict=True)}
+        return Count(held, int(came_in), int(answered), int(died), bool(closed))
 
     async def limits(self) -> LimitsView:
         """The limits in force.

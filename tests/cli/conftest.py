@@ -35,6 +35,7 @@ class Cli:
 
     def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
         self.folder = folder
+        self.redis_url = env["REDIS_URL"]
         self._env = {**env, "PYTHONPATH": str(_ROOT), "PYTHONWARNINGS": "error"}
 
     def start(self, *words: str) -> subprocess.Popen[str]:

@@ -86,7 +86,7 @@ def test_missing_rights_fail(cli: Cli, redis_server: Server) -> None:
             admin.execute_command("ACL", "DELUSER", user)
 
     assert ended.returncode == 1
-    assert "FAIL  rights: XDEL" in ended.stdout
+    assert f"FAIL  rights: user {user} may not XDEL tokenweir:" in ended.stdout
 
 
 def test_an_unreachable_server_ends_with_3(offline: Cli) -> None:

@@ -30,6 +30,7 @@ _NOT_UNDERSTOOD = [
     ["dead", "show"],
     ["dead", "drop", "--all"],
     ["dead", "drop", "*"],
+    ["drain", "--timeout", "0"],
     ["sandbox", "--rpm", "many"],
     ["sandbox", "--ttft-mean-s", "3", "--ttft-p99-s", "1"],
 ]
@@ -43,6 +44,8 @@ _TALK_TO_REDIS = [
     ["replay", "--all"],
     ["dead", "list"],
     ["limits", "show"],
+    ["drain"],
+    ["drain", "--open"],
 ]
 
 

@@ -13,7 +13,7 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -222,25 +222,26 @@ def open_rig(
     tpm: int = 5_000_000,
     kind: str = "valkey",
     sandbox: Mapping[str, Any] | None = None,
+    store: Callable[[Path, str], Store] = Store,
     **settings: Any,
 ) -> Iterator[Rig]:
     """A deployment without workers yet; everything in it ends with the block.
 
     Args:
         rpm, tpm: of the one deployment, per window of 6 s; the provider enforces them.
-        sandbox: more settings of the providers.
+        sandbox: more settings of the providers. store: makes the Redis, in a folder and of a kind.
         settings: of the pool; `edge` and `call` are tables of more settings for the edge and the deployment.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tw")))
-        store = Store(folder, kind)
-        stack.callback(store.client.close)
-        stack.callback(store.stop)
-        store.start()
+        made = store(folder, kind)
+        stack.callback(made.client.close)
+        stack.callback(made.stop)
+        made.start()
         limits = {"rpm": rpm, "tpm": tpm, "window_s": WINDOW_S}
         chosen = {"time_scale": 10.0, "api_keys": (API_KEY,), **limits, **(sandbox or {})}
         ready = stack.enter_context(start_sandbox(SandboxSettings(**chosen)))
-        rig = Rig(folder, store, ready, pool, {**settings, "call": {**limits, **settings.get("call", {})}})
+        rig = Rig(folder, made, ready, pool, {**settings, "call": {**limits, **settings.get("call", {})}})
         stack.callback(rig.end_runs)
         yield rig
 

@@ -68,5 +68,5 @@ def test_what_lives_for_ever_is_listed() -> None:
     def permanent(name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in PERMANENT)
 
-    assert all(map(permanent, (*GROUPS, "limits", "budget:primary", "responses", "dead")))
+    assert all(map(permanent, (*GROUPS, "limits", "budget:primary", "responses", "dead", "closed")))
     assert not any(map(permanent, ("status:a", "reply:a", "inbox:a", "grants", "tenants", "backlog:meta", "slots")))
