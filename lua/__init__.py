@@ -4,7 +4,8 @@ A script's header is its contract, and two of its lines are read here:
 
 * `-- KEYS  limits slots <source> *` names the keys in order. Plain names are key names of the pool,
   `<name>` is a key that the caller binds, `*` takes any number of further keys. In the script they are
-  `K.limits`, `K.source` and `REST[i].name` / `REST[i].key`; `ROOT` is the pool's prefix.
+  `K.limits`, `K.source` and `REST[i].name` / `REST[i].key`; `ROOT` is the pool's prefix. Behind them a Cluster
+  is told which statuses the script may touch (tokenweir.connection); the script knows those by their ids.
 * `-- include budget` puts `part_budget.lua` in its place.
 
 Nothing here talks to Redis.
@@ -66,6 +67,7 @@ def _prologue(names: tuple[str, ...]) -> str:
     table = ", ".join(f"['{name.strip('<>')}'] = KEYS[{index}]" for index, name in enumerate(names, 1))
     return (
         f"local K = {{{table}}}; local ROOT = string.match(KEYS[1], '^.-}}:'); local REST = {{}}; "
-        f"for i = {len(names) + 1}, #KEYS do "
-        f"REST[#REST + 1] = {{name = string.sub(KEYS[i], #ROOT + 1), key = KEYS[i]}} end"
+        f"for i = {len(names) + 1}, #KEYS do local name = string.sub(KEYS[i], #ROOT + 1) "
+        f"if string.find(name, 'status:', 1, true) == 1 then break end; "
+        f"REST[#REST + 1] = {{name = name, key = KEYS[i]}} end"
     )

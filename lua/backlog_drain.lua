@@ -40,15 +40,22 @@ local function sort_by_time()
   end
 end
 
+-- Set when a status couldn't be read, since the pool's slot is moving: what was taken out by then is still handed over.
+local unreadable = false
+
 -- The first of an index. What a late finisher has answered meanwhile is dropped, and costs nothing.
 local function first_of(index)
-  while true do
+  while not unreadable do
     local id = redis.call('ZRANGE', index, 0, 0)[1]
     if not id then return nil end
     local meta = backlog.meta(id)
-    if not meta then
+    local read, over = true, false
+    if meta then read, over = pcall(terminal, id, meta.replay) end
+    if not read then
+      unreadable = true
+    elseif not meta then
       redis.call('ZREM', index, id)
-    elseif terminal(id, meta.replay) then
+    elseif over then
       backlog.take(id, meta)
     else
       return {id = id, meta = meta}
@@ -163,7 +170,7 @@ end
 
 -- When to look again: budget, due time or deadline, whichever is first.
 local function next_look()
-  local at = now + wait
+  local at = now + (unreadable and NO_SLOT_US or wait)
   local due = redis.call('ZRANGE', K['backlog:due'], 0, 0, 'WITHSCORES')
   local deadline = redis.call('ZRANGE', K['backlog:deadlines'], 0, 0, 'WITHSCORES')
   if due[2] then at = math.min(at, tonumber(due[2])) end

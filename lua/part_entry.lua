@@ -42,16 +42,24 @@ local function settled(stream, group, ids)
   redis.call('XDEL', stream, unpack(ids))
 end
 
+-- A status that can't be read isn't one that isn't there: a second result might be written. Only a key of another type
+-- counts for none. In a Cluster whose slot is moving this ends the script; what it was told to touch, Redis has looked
+-- for before it ran, so that it has written nothing yet.
+local function readable(reply)
+  if type(reply) == 'table' and reply.err and not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply.err) end
+  return reply
+end
+
 -- One field of a request's status; nil when there is none, or when somebody put another type in its place.
 local function status_get(id, field)
-  local value = redis.pcall('HGET', ROOT .. 'status:' .. id, field)
+  local value = readable(redis.pcall('HGET', ROOT .. 'status:' .. id, field))
   if type(value) == 'string' then return value end
   return nil
 end
 
 -- Some fields of a request's status; nil for those that aren't there.
 local function status_read(id, ...)
-  local values = redis.pcall('HMGET', ROOT .. 'status:' .. id, ...)
+  local values = readable(redis.pcall('HMGET', ROOT .. 'status:' .. id, ...))
   for i = 1, select('#', ...) do values[i] = values[i] or nil end
   return unpack(values, 1, select('#', ...))
 end

@@ -26,11 +26,11 @@ local function write_result(result, kept, ttl_s, inboxes, carrier)
   if result.streamed then
     local reply = ROOT .. 'reply:' .. result.id
     redis.pcall('XADD', reply, '*', 'kind', 'done', 'id', result.id, 'result', result.json)
-    redis.call('EXPIRE', reply, ttl_s)
+    redis.pcall('EXPIRE', reply, ttl_s)
   end
   for inbox in string.gmatch(inboxes or '', '%S+') do
     local stream = ROOT .. 'inbox:' .. inbox
     redis.pcall('XADD', stream, 'MAXLEN', '~', INBOX_KEPT, '*', 'kind', 'done', 'id', result.id, 'result', result.json)
-    redis.call('EXPIRE', stream, INBOX_TTL_S)
+    redis.pcall('EXPIRE', stream, INBOX_TTL_S) -- one on its way to another node gets no event: its client looks again
   end
 end

@@ -27,7 +27,10 @@ local waiting, most = redis.call('HLEN', K['backlog:meta']), tonumber(ARGV[1])
 for _, lane in ipairs({'ingest', 'ingest:batch', 'gate:interactive', 'gate:standard', 'gate:batch'}) do
   waiting = waiting + redis.call('XLEN', K[lane])
 end
-if redis.call('HEXISTS', K.status, 'entry') == 1 then
+local known = redis.call('HGET', K.status, 'entry')
+if known then
+  -- A write, so that whoever waits for a replica behind this waits for what came before it.
+  redis.call('HSET', K.status, 'entry', known)
   if ARGV[2] ~= '' then listen(K.status, ARGV[2]) end
   return {'known', waiting, 0}
 end

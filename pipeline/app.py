@@ -38,7 +38,7 @@ class Worker:
     """One worker process of one pool. Make it after any fork, run it inside a fresh event loop.
 
     Args:
-        url: where Redis is, already resolved (`redis://`, `rediss://`, `unix://`).
+        url: where Redis is, already resolved (`redis://`, `redis+sentinel://`, ...; docs/redis.md).
         only: names of the stages to run.
         build: makes the stages; another function may add stages of its own.
 

@@ -18,7 +18,9 @@ from typing import Annotated, Any
 import msgspec
 
 from tokenweir.errors import ConfigError
+from tokenweir.places import check_url
 from tokenweir.terms import DAY_LIMITS, WINDOW_LIMITS, Enforcement, Settlement
+from tokenweir.urls import masked_url
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -30,7 +32,9 @@ class _Tree(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Redis(_Tree, frozen=True):
-    """Where the streams live. `embedded:` starts a local server that all local commands share."""
+    """Where the streams live. `embedded:` starts a local server that all local commands share; docs/redis.md has the
+    URLs of one server, of Sentinels and of a Cluster.
+    """
 
     url: str = "embedded:"
     prefix: Name = "tokenweir"
@@ -200,6 +204,11 @@ def parse(tree: Mapping[str, Any], *, where: str = "configuration") -> Config:
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {_explain(str(error))}") from error
+    if config.redis.url.partition(":")[0] != "embedded":
+        try:
+            check_url(config.redis.url)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: redis.url: {str(error).removeprefix('Redis URL: ')}") from error
     for name, pool in config.pools.items():
         names = [deployment.name for deployment in pool.deployments]
         if len(set(names)) != len(names):
@@ -242,12 +251,6 @@ def masked(config: Config) -> dict[str, Any]:
             if not deployment["api_key"].startswith("env:"):
                 deployment["api_key"] = "***"
     return tree
-
-
-def masked_url(url: str) -> str:
-    """`url` without its password, wherever that stands: before the last `@`, or in the query."""
-    url = re.sub(r"(://[^:/@]*):.*@", r"\1:***@", url)
-    return re.sub(r"([?&](?:password|token|key)=)[^&]*", r"\1***", url, flags=re.IGNORECASE)
 
 
 def _endless(tree: object, name: str = "") -> str:

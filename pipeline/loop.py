@@ -61,7 +61,7 @@ class StageLoop:
         self._handling = Handling(stage, store, metrics, self._hands, self._settler, lease_s=settings.lease_s)
         self._suspects: list[Entry] = []  # lost by a worker before, each to be handled alone; filled by reclaim
         self._reader = store.reader()
-        self._reader_id = 0
+        self._reader_id, self._reader_link = 0, -1  # its number at Redis, and of which of its connections
         self._wanted = asyncio.Event()  # the reader is wanted elsewhere than in a blocked read
         self.last_read = time.monotonic()  # of the last read that Redis answered, empty or not
 
@@ -95,7 +95,12 @@ class StageLoop:
         """Make missing groups, and learn by which id our blocked read can be woken."""
         made = await self._store.streams.make_groups(self._stage.lanes)
         self._metrics.groups_made(made)
-        self._reader_id = int(await self._reader.command("CLIENT", "ID"))
+        await self._know_reader()
+
+    async def _know_reader(self) -> None:
+        if self._reader_link != self._reader.links.opened:
+            self._reader_id = int(await self._reader.command("CLIENT", "ID"))
+            self._reader_link = self._reader.links.opened
 
     async def _unblock(self) -> None:
         """Wake the blocked read from outside whenever its task is wanted: cancelling it could lose what it just got."""
@@ -103,6 +108,9 @@ class StageLoop:
             await self._wanted.wait()
             self._wanted.clear()
             self._hands.wake()
+            reader, control = self._reader.links, self._store.control.links
+            if self._reader_link != reader.opened or reader.place != control.place:
+                continue  # the id is another client's there; the read ends by itself within BLOCK_MS
             try:
                 await self._store.control.command("CLIENT", "UNBLOCK", self._reader_id)
             except StoreUnavailable as error:
@@ -123,6 +131,7 @@ class StageLoop:
             if stop.is_set():
                 return
             try:
+                await self._know_reader()  # an order to read may have taken it to another node
                 entries, crowded = await self._read(turn, crowded=crowded)
                 self._store.outage.over()
             except StoreUnavailable as error:

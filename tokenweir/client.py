@@ -16,6 +16,7 @@ import msgspec
 from lua import load
 from tokenweir.connection import Connection, connect, insist
 from tokenweir.draft import Content, Draft, as_draft
+from tokenweir.durability import Durability
 from tokenweir.errors import ConfigError, RequestError, ResultTimeout
 from tokenweir.inbox import Inbox, Listener
 from tokenweir.keys import Keys, valid_id
@@ -37,23 +38,33 @@ class Client:
     more connection for each loop.
 
     Args:
-        url: `redis://`, `rediss://` or `unix://`.
+        url: `redis://`, `redis+sentinel://`, `redis+cluster://`, each with `rediss` for TLS, or `unix://`.
         pool: the pool's name in the workers' configuration.
         prefix: what all its keys begin with, as configured there.
         max_waiting: `submit` refuses beyond so many requests that wait.
+        durability: when `submit` returns: at once (`aof`), when a replica has the request (`replica`), or when it is
+            on the primary's disk (`fsync`; see docs/redis.md). Not reached in a few seconds is a StoreUnavailable.
 
     Raises:
-        ConfigError: the URL, the pool's name or the prefix can't be used.
+        ConfigError: the URL, the pool's name, the prefix or the durability can't be used.
     """
 
-    def __init__(self, url: str, *, pool: str = "main", prefix: str = "tokenweir", max_waiting: int = 100_000) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        pool: str = "main",
+        prefix: str = "tokenweir",
+        max_waiting: int = 100_000,
+        durability: Durability = "aof",
+    ) -> None:
         try:
             self._keys = Keys(pool, prefix=prefix)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         self._url = url
         self._control = Connection(connect(url, max_connections=_CONNECTIONS), self._keys)
-        self._submission = Submission(self._control, max_waiting=max_waiting)
+        self._submission = Submission(self._control, max_waiting=max_waiting, durability=durability)
         self._inbox = Inbox(self._keys, self._connection)
         self._readings: set[Connection] = set()
 

@@ -130,7 +130,7 @@ class Limiter:
     isn't starved by small ones.
 
     Args:
-        url: `redis://`, `rediss://` or `unix://`.
+        url: `redis://`, `redis+sentinel://`, `redis+cluster://`, each with `rediss` for TLS, or `unix://`.
         pool: the pool's name in the workers' configuration.
         prefix: what all its keys begin with, as configured there.
         limits: by deployment, the fields of `tokenweir.terms.Allowed`, e.g. `{"primary": {"rpm": 500, "tpm":

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import get_args
 
 from pipeline.cli.parser import add_target
+from tokenweir.durability import Durability
 from tokenweir.keys import CLASSES, GROUPS
 
 _STAGES = tuple(dict.fromkeys(GROUPS.values()))
@@ -52,6 +54,12 @@ def add_submit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--complexity", choices=("simple", "complex"), help="overrides the classifier")
     parser.add_argument("--max-wait", type=_positive, metavar="S", help="never started after so many seconds")
     parser.add_argument("--id", default="", help="an id of your own: submitting it twice is harmless")
+    parser.add_argument(
+        "--durability",
+        choices=get_args(Durability),
+        default="aof",
+        help="succeed only once a replica has it, or the primary's disk (fsync); default: aof, no wait",
+    )
     parser.add_argument("--wait", type=_positive, metavar="S", help="wait so long for the answer and print it")
     parser.add_argument("--stream", action="store_true", help="print the answer as it comes")
     parser.add_argument("--json", action="store_true", help="print the whole result, not only the answer's text")

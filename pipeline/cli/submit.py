@@ -46,7 +46,7 @@ async def _submit(args: argparse.Namespace, prompt: str, target: Target) -> int:
         "complexity": args.complexity or "",
         "max_wait": args.max_wait,
     }
-    async with _client(target) as client:
+    async with _client(args, target) as client:
         if args.stream:
             return await _follow(args, client, prompt, more)
         request_id = await client.submit(prompt, **more)
@@ -114,7 +114,7 @@ async def _submit_file(args: argparse.Namespace, target: Target) -> int:
         max_wait=args.max_wait,
     )
     with opened_lines(args.file) as (lines, total):
-        async with _client(target) as client:
+        async with _client(args, target) as client:
             with board("submitting", total) as shown:
                 bulk = Bulk(client, "stdin" if args.file == "-" else args.file, shown)
                 await bulk.submit(lines, defaults)
@@ -123,6 +123,6 @@ async def _submit_file(args: argparse.Namespace, target: Target) -> int:
     return 1 if bulk.bad else 0
 
 
-def _client(target: Target) -> Client:
+def _client(args: argparse.Namespace, target: Target) -> Client:
     prefix, most = target.config.redis.prefix, target.pool.max_waiting
-    return Client(target.url, pool=target.pool_name, prefix=prefix, max_waiting=most)
+    return Client(target.url, pool=target.pool_name, prefix=prefix, max_waiting=most, durability=args.durability)

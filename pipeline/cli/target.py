@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import NamedTuple
 
-from pipeline.config import Config, Pool, environment, load, masked_url
+from pipeline.config import Config, Pool, environment, load
 from pipeline.embedded import EmbeddedError, EmbeddedServer, ensure, state_dir_from_url
 from tokenweir.errors import ConfigError, StoreUnavailable
 from tokenweir.keys import Keys
+from tokenweir.places import check_url
+from tokenweir.urls import masked_url
 
 
 class Target(NamedTuple):
@@ -49,6 +51,8 @@ def resolve(args: argparse.Namespace) -> Target:
     pool_name, pool = config.pool(args.pool)
     named = args.redis or config.redis.url
     server = _embedded(named) if named.partition(":")[0] == "embedded" else None
+    if server is None:
+        check_url(named)
     return Target(
         config=config,
         pool_name=pool_name,

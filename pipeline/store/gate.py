@@ -88,7 +88,7 @@ class Gate:
     async def admit(self, rows: Sequence[tuple[str, Request]]) -> list[Verdict]:
         """Decide for a batch of gate entries, in this order, and hand them over."""
         args = [self._edge_queue, self._max_waiting, *self._rows(rows)]
-        reply = await self._grant(_ADMIT, args)
+        reply = await self._grant(_ADMIT, args, rows)
         return [
             Verdict(decision.decode(), name.decode()) for decision, name in zip(reply[::2], reply[1::2], strict=True)
         ]
@@ -101,7 +101,7 @@ class Gate:
 
     async def start(self, rows: Sequence[tuple[str, Request]]) -> list[tuple[str, int]]:
         """Start granted calls: (`started` | `given_back` | `gone`, Redis time in ms) each."""
-        answers, seen = await self._grant(_START, [self._consumer, *self._rows(rows)])
+        answers, seen = await self._grant(_START, [self._consumer, *self._rows(rows)], rows)
         for deployment, limit, born, cum, *rest in seen:
             former = self._seen.get((deployment.decode(), limit.decode()))
             # Less than before in the same life: charges were lost, and what we know of them isn't told yet.
@@ -112,7 +112,7 @@ class Gate:
 
     async def give_back(self, rows: Sequence[tuple[str, Request]]) -> int:
         """Undo grants that were started and never called for; returns how many were still ours."""
-        return int(await self._grant(_RETURN, [self._consumer, *self._rows(rows)]))
+        return int(await self._grant(_RETURN, [self._consumer, *self._rows(rows)], rows))
 
     def hear(
         self, deployment: str, readings: Iterable[Reading], answered: bool, *, request: Request, sent_ms: float
@@ -144,16 +144,20 @@ class Gate:
         """The arguments of all `rows`."""
         return request_rows(rows, window_s=self._window_s)
 
-    async def _grant(self, script: Script, args: Sequence[Argument]) -> Any:
+    async def _grant(self, script: Script, args: Sequence[Argument], rows: Sequence[tuple[str, Request]] = ()) -> Any:
         """Run a script that grants. Redis may have been emptied: then limits are put in place first, as a script is."""
         try:
-            return await self._connection.run(script, args, rest=self._budgets)
+            return await self._run(script, args, rows)
         except StoreUnavailable as error:
             if "NOLIMITS" not in str(error):
                 raise
         log.warning("limits_put_in_place_again", effect="premium opens as after a cold start")
         await self.seed()
-        return await self._connection.run(script, args, rest=self._budgets)
+        return await self._run(script, args, rows)
+
+    async def _run(self, script: Script, args: Sequence[Argument], rows: Sequence[tuple[str, Request]]) -> Any:
+        touches = (self._connection.keys.status(request.id) for _, request in rows)
+        return await self._connection.run(script, args, rest=self._budgets, touches=touches)
 
     async def beat(self, *, premium_slots: int, edge_slots: int, ttl_ms: int) -> int:
         """Give a sign of life and offer slots (-1 = leaving); returns Redis time in ms."""

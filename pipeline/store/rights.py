@@ -40,7 +40,9 @@ class Role(NamedTuple):
     whole_pool: bool = False
 
 
-_ALWAYS: Final = ("SCRIPT LOAD", "SELECT", "PING", "TIME", "ACL WHOAMI")
+# How it finds a primary under Sentinels, and its way in a Cluster.
+_WAY: Final = ("ROLE", "CLUSTER SLOTS", "ASKING")
+_ALWAYS: Final = ("SCRIPT LOAD", "SELECT", "PING", "TIME", "ACL WHOAMI", *_WAY)
 _PRODUCER: Final = (
     Right(_SCRIPTS, ("status:*", *INGEST_LANES, *GATE_LANES, "limits", "backlog:*", "responses", "closed")),
     # What it writes there it can't read again: prompts of others.
@@ -104,17 +106,21 @@ _OPERATOR: Final = (
     Right(("TYPE",), ("*",), "R"),
 )
 ROLES: Final = {
-    "producer": Role(_ALWAYS, _PRODUCER),
+    "producer": Role((*_ALWAYS, "WAIT"), _PRODUCER),
     "limiter": Role((*_ALWAYS, "INFO"), _LIMITER),
     "worker": Role((*_ALWAYS, "INFO", "CLIENT ID", "CLIENT UNBLOCK"), _WORKER, whole_pool=True),
-    "operator": Role((*_ALWAYS, "INFO"), (*_PRODUCER, *_OPERATOR)),
+    "operator": Role((*_ALWAYS, "WAIT", "INFO"), (*_PRODUCER, *_OPERATOR)),
 }
 
 # These would destroy any key, so they are never allowed on all.
 _APART: Final = ("DEL", "SET")
 
-# Without these a program does all its work, and only shows or tidies up less.
-SPARED: Final = ("PING", "SELECT", "ACL WHOAMI", "TYPE", "XINFO GROUPS", "XINFO CONSUMERS", "XGROUP DELCONSUMER")
+# Without these a program does all its work, and only shows or tidies up less; or it is asked for what needs them, and
+# says so then.
+SPARED: Final = (
+    *("PING", "SELECT", "ACL WHOAMI", "TYPE", "XINFO GROUPS", "XINFO CONSUMERS", "XGROUP DELCONSUMER"),
+    *(*_WAY, "WAIT"),
+)
 
 # How a command names its key; all others name it first, and two more words do for them.
 _FORMS: Final[dict[str, tuple[str, ...]]] = {
@@ -127,7 +133,8 @@ _FORMS: Final[dict[str, tuple[str, ...]]] = {
     "SCRIPT LOAD": ("return 1",),
     "SELECT": ("0",),
     "CLIENT UNBLOCK": ("1",),
-    **dict.fromkeys(("PING", "ACL WHOAMI", "TIME", "INFO", "CLIENT ID"), ()),
+    "WAIT": ("0", "0"),
+    **dict.fromkeys(("PING", "ACL WHOAMI", "TIME", "INFO", "CLIENT ID", *_WAY), ()),
 }
 _DEFAULT_FORM: Final = ("KEY", "1", "1")
 

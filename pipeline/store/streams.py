@@ -6,6 +6,7 @@ Every ending of an entry is one script, fenced and safe to repeat (lua/part_entr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple, cast
 
 import msgspec
@@ -115,7 +116,8 @@ class Streams:
             request, claims = outcome.request, int(outcome.claims)
             index = targets.index(outcome.to) + 1
             args += (entry_id, request.id, request.replay, claims, request.reply_to, index, encode(request))
-        reply = await self._connection.run(_FORWARD, args, bind=self._source(lane), rest=targets)
+        touches = (self._keys.status(outcome.request.id) for _, outcome in rows)
+        reply = await self._connection.run(_FORWARD, args, bind=self._source(lane), rest=targets, touches=touches)
         return cast("list[bytes]", reply)
 
     async def finish(self, lane: str, rows: Sequence[tuple[str, Done]]) -> list[Ended]:
@@ -124,7 +126,12 @@ class Streams:
         for entry_id, done in rows:
             args += (entry_id, done.result.attempt, *(done.used or (-1, -1)), *_failure(done.failure))
             args += result_row(done.result, streamed=done.stream)
-        reply = await self._connection.run(_FINISH, args, bind=self._source(lane), rest=self._budgets)
+        touches = chain(
+            (self._keys.status(done.result.id) for _, done in rows),
+            (self._keys.reply(done.result.id) for _, done in rows if done.stream),
+        )
+        bind = self._source(lane)
+        reply = await self._connection.run(_FINISH, args, bind=bind, rest=self._budgets, touches=touches)
         return [
             Ended(bool(first), prompt, output)
             for first, prompt, output in zip(reply[::3], reply[1::3], reply[2::3], strict=True)
@@ -135,7 +142,9 @@ class Streams:
         args: list[Argument] = [GROUPS[lane], *self._kept, lane, DEAD_KEPT]
         for entry, dead, result in rows:
             args += (entry.id, entry.deliveries, dead.reason, dead.message, at_ms, *result_row(result, streamed=False))
-        return [bool(buried) for buried in await self._connection.run(_BURY, args, bind=self._source(lane))]
+        touches = (self._keys.status(result.id) for _, _, result in rows)
+        reply = await self._connection.run(_BURY, args, bind=self._source(lane), touches=touches)
+        return [bool(buried) for buried in reply]
 
     async def retry(self, lane: str, rows: Sequence[tuple[str, str, Retry]]) -> int:
         """Put failed attempts into the backlog, each (entry id, deployment, outcome) with its due time."""
@@ -144,7 +153,9 @@ class Streams:
             failures += (deployment, round(retry.wait_s * 1e6), *_failure(retry.failure))
         requests = request_rows(((id_, retry.request) for id_, _, retry in rows), window_s=self._window_s)
         args = [GROUPS[lane], msgspec.msgpack.encode(failures), *requests]
-        return int(await self._connection.run(_RETRY, args, bind=self._source(lane), rest=self._budgets))
+        touches = (self._keys.status(retry.request.id) for _, _, retry in rows)
+        bind = self._source(lane)
+        return int(await self._connection.run(_RETRY, args, bind=bind, rest=self._budgets, touches=touches))
 
     async def renew(self, lane: str, entry_ids: Sequence[str]) -> list[str]:
         """Renew leases; returns the entries that are no longer ours."""

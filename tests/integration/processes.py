@@ -33,9 +33,13 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 5.0, *, why: 
 
 
 class Store:
-    """A Redis server with its data on disk, so that it can be ended and started again."""
+    """A Redis server with its data on disk, so that it can be ended and started again.
 
-    def __init__(self, folder: Path, kind: str) -> None:
+    Args:
+        options: more of the server's command line.
+    """
+
+    def __init__(self, folder: Path, kind: str, options: Sequence[str] = ()) -> None:
         binary = server_binary(kind) or server_binary("redis")
         assert binary, "no server on this machine"
         self._folder = folder
@@ -43,7 +47,7 @@ class Store:
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._words = [str(binary), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder)]
         self._words += ["--save", "", "--appendonly", "yes", "--appendfsync", "everysec", "--logfile", "redis.log"]
-        self._words += ["--maxmemory-policy", "noeviction"]
+        self._words += ["--maxmemory-policy", "noeviction", *options]
         self._process: subprocess.Popen[bytes] | None = None
         self.client: Redis = Redis.from_url(self.url, retry=Retry(NoBackoff(), 0))
 
@@ -65,15 +69,19 @@ class Store:
             self._process.terminate()
             self._process.wait(10)
 
+    def kill(self) -> None:
+        """kill -9."""
+        assert self._process
+        self._process.kill()
+        self._process.wait(10)
+
     def copy(self) -> Path:
         """Its data as it is on disk now, as a replica that lags would have it."""
         return Path(shutil.copytree(self._folder / "appendonlydir", self._folder / f"copy{time.monotonic_ns()}"))
 
     def fail_over(self, copy: Path) -> None:
         """It dies, and another server takes over its address with the data of `copy`: what came later is lost."""
-        os.kill(self.pid, signal.SIGKILL)
-        if self._process:
-            self._process.wait(10)
+        self.kill()
         shutil.rmtree(self._folder / "appendonlydir")
         shutil.move(copy, self._folder / "appendonlydir")
         self.start()

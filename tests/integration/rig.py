@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+from redis import Redis
 
 from pipeline.sandbox.control import Book, CallPage
 from pipeline.sandbox.process import start_sandbox
@@ -36,12 +37,12 @@ WINDOW_S, LEASE_S = 6.0, 2.0
 class Rig:
     """All of it. Made by `open_rig`."""
 
-    def __init__(self, folder: Path, store: Store, sandbox: Ready, pool: str, settings: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, store: Any, sandbox: Ready, pool: str, settings: Mapping[str, Any]) -> None:
         self.folder, self.store, self.sandbox, self.settings = folder, store, sandbox, settings
         self.keys = Keys(pool)
         self.config = folder / f"{pool}{time.monotonic_ns()}.toml"
         self.config.write_text(_toml(store.url, sandbox, pool, settings))
-        self.redis = store.client
+        self.redis: Redis = store.client
         self.results: dict[str, list[Result]] = {}
         self.runs: list[Workers] = []
         self._cursor: bytes | str = "0-0"
@@ -223,6 +224,7 @@ def open_rig(
     kind: str = "valkey",
     sandbox: Mapping[str, Any] | None = None,
     store: Callable[[Path, str], Store] = Store,
+    place: Any = None,
     **settings: Any,
 ) -> Iterator[Rig]:
     """A deployment without workers yet; everything in it ends with the block.
@@ -230,14 +232,17 @@ def open_rig(
     Args:
         rpm, tpm: of the one deployment, per window of 6 s; the provider enforces them.
         sandbox: more settings of the providers. store: makes the Redis, in a folder and of a kind.
+        place: another Redis, with `url` and `client` (tests/cluster/kit.py), that runs and goes on after the block.
         settings: of the pool; `edge` and `call` are tables of more settings for the edge and the deployment.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tw")))
-        made = store(folder, kind)
-        stack.callback(made.client.close)
-        stack.callback(made.stop)
-        made.start()
+        made = place
+        if place is None:
+            made = store(folder, kind)
+            stack.callback(made.client.close)
+            stack.callback(made.stop)
+            made.start()
         limits = {"rpm": rpm, "tpm": tpm, "window_s": WINDOW_S}
         chosen = {"time_scale": 10.0, "api_keys": (API_KEY,), **limits, **(sandbox or {})}
         ready = stack.enter_context(start_sandbox(SandboxSettings(**chosen)))

@@ -147,7 +147,7 @@ def test_shown_configuration_holds_no_secrets() -> None:
         "redis://user:pa@ss@host/0",
         "redis://:secret@host",
         "redis://host/0?password=secret",
-        "unix:///tmp/s?PASSWORD=secret&db=1",
+        "unix:///tmp/s?password=secret&db=1",
     ],
 )
 def test_no_form_of_a_url_shows_its_password(url: str) -> None:
