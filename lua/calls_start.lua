@@ -2,13 +2,13 @@
 -- Start granted calls just before they are made, or give a late grant back.
 --
 -- KEYS  limits reservations grants premium deferred backlog:interactive backlog:standard backlog:batch backlog:simple backlog:due backlog:deadlines backlog:meta backlog:bodies tenants *
--- ARGV  consumer; then the requests (part_row.lua)
+-- ARGV  consumer; 1 = asked again by who got no answer, and so has called for none of these; then the requests (part_row.lua)
 -- Reply {answers, seen}. Per row {answer, now_ms}: `started` (make the call now), `given_back` (its charge is undone,
 --       the request is back at its old place in the backlog), `gone` (no longer ours, or already answered).
 --       Per limit of each deployment {deployment, limit, born, cum, used, level, at, server}: what the worker tells
 --       (budgets_report.lua) in case that the server loses it
--- Asked again for a call that was started already (the reply was lost), the charge stands, as for any call that
--- may have been made, and the request goes back.
+-- A call that was started already may have been made: its charge stands, and the request goes back. Unless the one who
+-- started it asks again, for want of the reply: then nothing was called, and it is as if it were asked for first.
 -- A call may only start within half of the limit's `late_us` after its grant: the other half is for the way to the provider.
 -- include clock
 -- include budget
@@ -18,12 +18,12 @@
 -- include backlog
 -- include row
 
-local consumer, rows, ids, members = ARGV[1], read_rows(2), {}, {}
+local consumer, again, rows, ids, members = ARGV[1], ARGV[2] == '1', read_rows(3), {}, {}
 for i, row in ipairs(rows) do ids[i], members[i] = row.entry, row.id .. '#' .. row.attempt end
 local ours, grants = pending(K.premium, 'premium', ids, consumer), granted_to(members)
 local replies, returned, over, started = {}, {}, {}, {}
 
--- Undo the charge of a grant that was never started; one that was may have been called for.
+-- Undo the charge of a grant that nobody can have called for.
 local function give_back(held)
   if held and held.started then forget(held) elseif held then undo(held) end
 end
@@ -31,6 +31,7 @@ end
 local function start(row, held)
   if not ours[row.entry] then return 'gone' end
   ours[row.entry] = nil
+  if held and again then held.started = false end
   if terminal(row.id, row.replay) then
     give_back(held)
     over[#over + 1] = row.entry

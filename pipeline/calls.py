@@ -6,6 +6,7 @@ Redis just before the call, and a call that its process couldn't make in time is
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -30,7 +31,8 @@ async def start(store: Store, metrics: Metrics, calls: Sequence[tuple[Delivery, 
         return []
     asked = time.monotonic()
     rows = [(delivery.entry_id, request) for delivery, request in calls]
-    answers = await store.outage.insist(lambda: store.gate.start(rows))
+    tries = itertools.count()
+    answers = await store.outage.insist(lambda: store.gate.start(rows, again=next(tries) > 0))
     started: list[Delivery] = []
     for (delivery, request), (answer, now_ms) in zip(calls, answers, strict=True):
         metrics.started(delivery.deployment, answer, request)

@@ -99,9 +99,13 @@ class Gate:
         premium, edge, expired, wait_us, kept = await self._grant(_DRAIN, args)
         return Drained(int(premium), int(edge), int(expired), int(wait_us), kept.decode())
 
-    async def start(self, rows: Sequence[tuple[str, Request]]) -> list[tuple[str, int]]:
-        """Start granted calls: (`started` | `given_back` | `gone`, Redis time in ms) each."""
-        answers, seen = await self._grant(_START, [self._consumer, *self._rows(rows)], rows)
+    async def start(self, rows: Sequence[tuple[str, Request]], *, again: bool = False) -> list[tuple[str, int]]:
+        """Start granted calls: (`started` | `given_back` | `gone`, Redis time in ms) each.
+
+        Args:
+            again: the same was asked before and brought no answer, so that no call of these was made.
+        """
+        answers, seen = await self._grant(_START, [self._consumer, int(again), *self._rows(rows)], rows)
         for deployment, limit, born, cum, *rest in seen:
             former = self._seen.get((deployment.decode(), limit.decode()))
             # Less than before in the same life: charges were lost, and what we know of them isn't told yet.

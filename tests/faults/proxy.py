@@ -39,6 +39,7 @@ class _Link:
         self.client = client
         self.task = task
         self.target: asyncio.StreamWriter | None = None
+        self.stranded = False  # whatever comes is swallowed, on this connection alone
         self.torn = False  # bytes of it were swallowed
         self.left: int | None = None  # reply bytes that it still passes on before it breaks; None = all
         self.broken = False
@@ -128,6 +129,15 @@ class Proxy:
             for direction in directions or BOTH:
                 self._ways[direction].swallowed = True
                 self._ways[direction].heard.clear()
+
+        self._order(now)
+
+    def strand(self) -> None:
+        """Swallow both ways of the connections that are open now; new ones pass."""
+
+        def now() -> None:
+            for link in self._links:
+                link.stranded = True
 
         self._order(now)
 
@@ -239,6 +249,8 @@ class Proxy:
                     await self._pass_on(link, direction, part, writer)
             await way.open.wait()
             await way.heard.wait()
+            if link.stranded:
+                await self._ended.wait()
             if link.torn:
                 self._break(link)
             elif writer.can_write_eof() and not writer.is_closing():
@@ -246,10 +258,10 @@ class Proxy:
 
     async def _pass_on(self, link: _Link, direction: Direction, part: bytes, writer: asyncio.StreamWriter) -> None:
         way = self._ways[direction]
-        await way.open.wait()
         if way.delay_s:
             await asyncio.sleep(way.delay_s)
-        if way.swallowed:
+        await way.open.wait()
+        if way.swallowed or link.stranded:
             link.torn = True
             self.swallowed_bytes += len(part)
             return

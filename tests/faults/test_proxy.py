@@ -120,6 +120,17 @@ def test_an_end_is_not_told_through_a_swallowed_direction(proxy: Proxy) -> None:
         assert _received(wire) == b""
 
 
+def test_a_stranded_connection_is_dead_and_new_ones_live(proxy: Proxy, wire: socket.socket) -> None:
+    """The way of one connection is lost, as behind a firewall that forgot it: no word, no end; others work."""
+    proxy.strand()
+    wire.sendall(_PING)
+    assert _received(wire) is None
+    with _dial(proxy) as other:
+        other.sendall(_PING)
+        assert other.recv(64) == _PONG
+    assert _received(wire) is None
+
+
 def test_what_is_held_comes_whole_and_in_order(proxy: Proxy, wire: socket.socket) -> None:
     """Held back, a request waits in the network, and is done even if its sender has left by then."""
     proxy.hold("requests")

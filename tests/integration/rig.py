@@ -26,6 +26,7 @@ from pipeline.sandbox.control import Book, CallPage
 from pipeline.sandbox.process import start_sandbox
 from pipeline.sandbox.ready import Ready
 from pipeline.sandbox.settings import SandboxSettings
+from tests.faults.networks import Networks, open_networks
 from tests.integration.processes import Store, Workers, wait_until
 from tokenweir.keys import GROUPS, PERMANENT, Keys, valid_id
 from tokenweir.wire import Result, result_from_fields
@@ -37,11 +38,21 @@ WINDOW_S, LEASE_S = 6.0, 2.0
 class Rig:
     """All of it. Made by `open_rig`."""
 
-    def __init__(self, folder: Path, store: Any, sandbox: Ready, pool: str, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        store: Any,
+        sandbox: Ready,
+        pool: str,
+        settings: Mapping[str, Any],
+        networks: Networks | None = None,
+    ) -> None:
         self.folder, self.store, self.sandbox, self.settings = folder, store, sandbox, settings
+        self.between = networks
         self.keys = Keys(pool)
         self.config = folder / f"{pool}{time.monotonic_ns()}.toml"
-        self.config.write_text(_toml(store.url, sandbox, pool, settings))
+        url, reached = (networks.redis.url, networks.reached(sandbox)) if networks else (store.url, sandbox)
+        self.config.write_text(_toml(url, reached, pool, settings))
         self.redis: Redis = store.client
         self.results: dict[str, list[Result]] = {}
         self.runs: list[Workers] = []
@@ -60,9 +71,15 @@ class Rig:
 
     def configure(self, pool: str, **settings: Any) -> Rig:
         """The same servers and runs with other settings of the pool, or with another pool."""
-        other = Rig(self.folder, self.store, self.sandbox, pool, {**self.settings, **settings})
+        other = Rig(self.folder, self.store, self.sandbox, pool, {**self.settings, **settings}, self.between)
         other.runs = self.runs
         return other
+
+    @property
+    def networks(self) -> Networks:
+        """The networks between, of a rig that was opened with them."""
+        assert self.between, "open_rig(networks=True)"
+        return self.between
 
     def end_runs(self) -> None:
         """End every run that still lives."""
@@ -225,6 +242,7 @@ def open_rig(
     sandbox: Mapping[str, Any] | None = None,
     store: Callable[[Path, str], Store] = Store,
     place: Any = None,
+    networks: bool = False,
     **settings: Any,
 ) -> Iterator[Rig]:
     """A deployment without workers yet; everything in it ends with the block.
@@ -233,6 +251,7 @@ def open_rig(
         rpm, tpm: of the one deployment, per window of 6 s; the provider enforces them.
         sandbox: more settings of the providers. store: makes the Redis, in a folder and of a kind.
         place: another Redis, with `url` and `client` (tests/cluster/kit.py), that runs and goes on after the block.
+        networks: workers reach Redis and the provider through networks that fail on command.
         settings: of the pool; `edge` and `call` are tables of more settings for the edge and the deployment.
     """
     with ExitStack() as stack:
@@ -246,7 +265,8 @@ def open_rig(
         limits = {"rpm": rpm, "tpm": tpm, "window_s": WINDOW_S}
         chosen = {"time_scale": 10.0, "api_keys": (API_KEY,), **limits, **(sandbox or {})}
         ready = stack.enter_context(start_sandbox(SandboxSettings(**chosen)))
-        rig = Rig(folder, made, ready, pool, {**settings, "call": {**limits, **settings.get("call", {})}})
+        between = stack.enter_context(open_networks(made.port, ready.premium)) if networks else None
+        rig = Rig(folder, made, ready, pool, {**settings, "call": {**limits, **settings.get("call", {})}}, between)
         stack.callback(rig.end_runs)
         yield rig
 

@@ -182,8 +182,8 @@ class Bench:
     def _rows(self, held: Sequence[Held]) -> list[Argument]:
         return request_rows(((item.entry, item.request) for item in held), window_s=60)
 
-    async def start(self, held: Sequence[Held], *, consumer: str = "w1") -> list[str]:
-        answers, _ = await self.run("calls_start", [consumer, *self._rows(held)])
+    async def start(self, held: Sequence[Held], *, consumer: str = "w1", again: bool = False) -> list[str]:
+        answers, _ = await self.run("calls_start", [consumer, int(again), *self._rows(held)])
         return [answer.decode() for answer, _ in answers]
 
     async def give_back(self, held: Sequence[Held], *, consumer: str = "w1") -> int:

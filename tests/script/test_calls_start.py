@@ -96,8 +96,24 @@ async def test_only_the_owner_starts_a_call(bench: Bench) -> None:
     assert await bench.start(held, consumer="w2") == ["started"]
 
 
-async def test_a_repeat_after_a_lost_reply_starts_no_second_call(bench: Bench) -> None:
-    """When the reply is lost, the call may have been made: the charge stands, and the request is charged anew."""
+async def test_c22_who_asks_again_for_want_of_a_reply_is_charged_once(bench: Bench) -> None:
+    """The reply to a start is lost, so no call was made: in time it starts after all, too late it is undone in full."""
+    held = await granted(bench, "a")
+    assert await bench.start(held) == ["started"]
+    before = await views.budget(bench)
+
+    assert await bench.start(held, again=True) == ["started"]
+    assert await views.budget(bench) == before
+    await bench.advance(11)
+    assert await bench.start(held, again=True) == ["given_back"]
+
+    assert (await views.budget(bench))[:2] == (0, 0)
+    assert await views.waiting(bench) == ["a"]
+    assert await bench.start(held, again=True) == ["gone"]
+
+
+async def test_a_call_that_may_have_been_made_starts_no_second_one(bench: Bench) -> None:
+    """Whoever finds a call started by somebody can't know: the charge stands, and the request is charged anew."""
     held = await granted(bench, "a")
     assert await bench.start(held) == ["started"]
     before = await views.budget(bench)
