@@ -24,6 +24,7 @@ from pipeline.metrics import Metrics
 from pipeline.stage import Stage
 from pipeline.store import Store
 from pipeline.store.health import unfit
+from pipeline.store.outage import FORBIDDEN_WAIT_S
 from pipeline.store.overview import overview
 from tokenweir.errors import ConfigError, StoreUnavailable
 from tokenweir.keys import Keys
@@ -159,6 +160,8 @@ class Worker:
                     offered, at = slots, time.monotonic()
             except StoreUnavailable as error:
                 store.outage.failed(error)
+                if error.forbidden:
+                    await asyncio.sleep(FORBIDDEN_WAIT_S)
             self._metrics.outages_lasted(store.outage.seconds_total)
             await asyncio.sleep(0.25)
 

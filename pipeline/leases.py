@@ -77,6 +77,8 @@ class Leases:
                     on_taken(await self._reclaim(lane))
                 except StoreUnavailable as error:
                     self._store.outage.failed(error)
+                    if error.forbidden:
+                        break  # it isn't this lane that is the trouble
 
     async def _reclaim(self, lane: str) -> list[Entry]:
         """One look at one lane."""

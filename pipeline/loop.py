@@ -27,6 +27,7 @@ from pipeline.outcome import Dead, Forward
 from pipeline.settle import Settler
 from pipeline.stage import Delivery, Stage
 from pipeline.store import Entry, Store
+from pipeline.store.outage import FORBIDDEN_WAIT_S
 from tokenweir.errors import StoreUnavailable
 
 log = structlog.get_logger()
@@ -136,7 +137,7 @@ class StageLoop:
                 self._store.outage.over()
             except StoreUnavailable as error:
                 self._store.outage.failed(error)
-                await asyncio.sleep(random.uniform(0.05, 0.2))
+                await asyncio.sleep(FORBIDDEN_WAIT_S if error.forbidden else random.uniform(0.05, 0.2))
                 entries = await self._store.outage.insist(self._recover)
             self.last_read = time.monotonic()
             self._metrics.was_read(self._stage.name)

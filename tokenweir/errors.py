@@ -46,7 +46,10 @@ ERROR_TYPES: Final[dict[str, str]] = {
 
 
 # How servers say so: by itself and inside of a script, Redis and Valkey.
-_FORBIDDEN: Final = ("NOPERM", "ACL failure", "NoPermission", "The user executing the script", "WRONGPASS", "NOAUTH")
+_FORBIDDEN: Final = (
+    *("NOPERM", "NoPermission", "ACL failure", "The user executing the script"),
+    *("WRONGPASS", "NOAUTH", "AuthenticationError"),
+)
 
 
 class TokenweirError(Exception):
