@@ -25,6 +25,14 @@ local consumer, edge_queue, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local free = free_slots(edge_queue)
 local moves, back = {}, 0
 
+-- A request has left: nothing is kept for it any more.
+local function left(id)
+  if reserved and reserved.id == id then
+    reserved = nil
+    redis.call('HDEL', K.limits, '@head')
+  end
+end
+
 -- Due retries become eligible; requests past their deadline go back to the gate, which answers them.
 -- Whole milliseconds, rounded down as the gate does: sent back too early, they would only return.
 local function sort_by_time()
@@ -56,7 +64,8 @@ local function first_of(index)
     elseif not meta then
       redis.call('ZREM', index, id)
     elseif over then
-      backlog.take(id, meta)
+      backlog.drop(id, meta)
+      left(id)
     else
       return {id = id, meta = meta}
     end
@@ -131,21 +140,22 @@ local function serve()
     if move.kind == 'premium' then
       free.premium = free.premium - 1
       move.grant = grant(move.deployment, move.id, move.meta.attempt, move.meta.prompt, move.meta.output, move.cost)
-      if reserved and reserved.id == move.id then
-        reserved = nil
-        redis.call('HDEL', K.limits, '@head')
-      end
     elseif move.kind == 'edge' then
       free.edge_idle = free.edge_idle - 1
     end
     move.body = backlog.take(move.id, move.meta)
+    left(move.id)
     moves[#moves + 1] = move
   end
   wait = 0
 end
 
+if reserved and redis.call('HEXISTS', K['backlog:meta'], reserved.id) == 0 then left(reserved.id) end
 sort_by_time()
-for _, move in ipairs(moves) do move.body = backlog.take(move.id, move.meta) end
+for _, move in ipairs(moves) do
+  move.body = backlog.take(move.id, move.meta)
+  left(move.id)
+end
 serve()
 expire_grants()
 save_budgets()

@@ -23,11 +23,6 @@ for i, row in ipairs(rows) do ids[i], members[i] = row.entry, row.id .. '#' .. r
 local ours, grants = pending(K.premium, 'premium', ids, consumer), granted_to(members)
 local replies, returned, over, started = {}, {}, {}, {}
 
--- Undo the charge of a grant that nobody can have called for.
-local function give_back(held)
-  if held and held.started then forget(held) elseif held then undo(held) end
-end
-
 local function start(row, held)
   if not ours[row.entry] then return 'gone' end
   ours[row.entry] = nil
@@ -55,7 +50,8 @@ if #started > 0 then redis.call('HSET', K.grants, unpack(started)) end
 backlog.put(returned)
 for _, row in ipairs(returned) do status_set(row.id, 'state', 'deferred', 'stage', 'deferred') end
 settled(K.premium, 'premium', over)
-if #returned > 0 then backlog.notice('given_back') end
+-- What was dropped has freed its slot and its charge.
+if #returned > 0 or #over > 0 and backlog.count() > 0 then backlog.notice('given_back') end
 local seen = {}
 for _, deployment in ipairs(deployments) do
   local state = deployment.state

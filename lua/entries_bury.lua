@@ -1,14 +1,18 @@
 #!lua flags=allow-oom
 -- Move entries to `dead`, whole, and answer their callers with a typed error, in one step.
 --
--- KEYS  <source> dead responses
+-- KEYS  limits reservations grants <source> dead responses *
 -- ARGV  group, results kept, status TTL (s), stream name, dead letters kept; then per entry: entry id,
---       deliveries, reason, message, time (ms), a result (part_result.lua)
+--       deliveries, reason, message, time (ms), attempt, a result (part_result.lua)
 -- Reply per entry 1 (buried) or 0 (no longer pending here)
 -- A dead letter's own fields are stream, entry, id, deliveries, reason, message, at_ms; the original ones follow
 -- behind the prefix `field:`; of an entry with thousands of them, more than Lua can pass on, as one JSON list.
+-- Its grant goes too: that of its call, or, at the gate, of the attempt before, whose worker died.
+-- include clock
+-- include budget
 -- include entry
 -- include carrier
+-- include pool
 -- include result
 
 local MOST_PARTS = 4000
@@ -16,8 +20,8 @@ local group, kept, ttl_s, stream, dead_kept = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local replies, at = {}, 6
 while at <= #ARGV do
   local entry, deliveries, reason, message, at_ms = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
-  local result
-  result, at = read_result(at + 5)
+  local attempt, result = tonumber(ARGV[at + 5]), nil
+  result, at = read_result(at + 6)
   if pending(K.source, group, {entry})[entry] then
     local letter = {
       'stream', stream, 'entry', entry, 'id', result.id, 'deliveries', deliveries,
@@ -25,6 +29,9 @@ while at <= #ARGV do
     }
     local found = redis.call('XRANGE', K.source, entry, entry)[1]
     local parts = found and found[2] or {}
+    if group == 'premium' then give_back(granted(result.id, attempt)) end
+    if group == 'gate' and attempt > 1 then give_back(granted(result.id, attempt - 1)) end
+    save_budgets()
     if #parts > MOST_PARTS then parts = {'json', cjson.encode(parts)} end
     for i, value in ipairs(parts) do
       letter[#letter + 1] = i % 2 == 1 and 'field:' .. value or value

@@ -2,45 +2,56 @@
 -- Hand entries over to the next stream: written there, acknowledged and deleted here, in one step.
 --
 -- KEYS  <source> *
--- ARGV  group; then per entry: entry id, request id, replay, claims (0|1), inbox ('' = none), key index of the target, request
+-- ARGV  group; then per entry: entry id, request id, replay, claims (0|1), inbox ('' = none), deltas wanted (0|1), metadata,
+--       key index of the target, request
 -- Reply per entry `moved`, `gone` (no longer pending here, or already answered), or `repeat` (another entry
 --       carries this id already; this one is dropped)
--- An entry that claims is the first to carry its id: of several with one id only one flows on.
+-- An entry that claims is the first to carry its id: of several with one id only one flows on. The status keeps what a
+-- result says that is written elsewhere (request_cancel.lua).
+-- What comes from a call holds a grant: it goes on to the gate though it is answered, and the gate forgets the grant.
 -- include entry
 -- include carrier
 
 local group, replies = ARGV[1], {}
 
--- Whether this entry is the one that carries the id; `carried` carries it so far.
-local function claim(id, entry, inbox, carried, waiting, known)
-  entry = carrier(K.source, entry)
-  if carried and carried ~= entry then return false end
-  if inbox ~= '' and not waiting then
-    status_set(id, 'entry', entry, 'stage', 'gate', 'state', 'waiting', 'inbox', inbox)
-  else
-    status_set(id, 'entry', entry, 'stage', 'gate', 'state', 'waiting')
+local WIDTH = 9
+
+-- From now on this entry carries the id.
+local function claim(row, inbox, known)
+  local told = {'entry', row.carrier, 'stage', 'gate', 'state', 'waiting'}
+  local function tell(name, value)
+    told[#told + 1] = name
+    told[#told + 1] = value
   end
-  if known then redis.call('PERSIST', ROOT .. 'status:' .. id) end
-  return true
+  if row.inbox ~= '' and not inbox then tell('inbox', row.inbox) end
+  if row.streamed ~= '0' then tell('streamed', row.streamed) end
+  if row.metadata ~= '{}' then tell('metadata', row.metadata) end
+  if row.replay ~= '0' then tell('replay', row.replay) end
+  status_set(row.id, unpack(told))
+  if known then redis.call('PERSIST', ROOT .. 'status:' .. row.id) end
+end
+
+local function forward(row)
+  local carried, mark, inbox = status_read(row.id, 'entry', 'terminal', 'inbox')
+  row.carrier = carrier(K.source, row.entry)
+  if row.claims and carried and carried ~= row.carrier then return 'repeat' end
+  if ended(mark, row.replay) and group ~= 'premium' then return 'gone' end
+  if row.claims then claim(row, inbox, carried or mark or inbox) end
+  redis.call('XADD', row.target, '*', 'request', row.request)
+  return 'moved'
 end
 
 local ids, over = {}, {}
-for at = 2, #ARGV, 7 do ids[#ids + 1] = ARGV[at] end
+for at = 2, #ARGV, WIDTH do ids[#ids + 1] = ARGV[at] end
 local waits = pending(K.source, group, ids)
-for at = 2, #ARGV, 7 do
-  local entry, id, replay, claims, inbox = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3] == '1', ARGV[at + 4]
-  local target = REST[tonumber(ARGV[at + 5])].key
+for at = 2, #ARGV, WIDTH do
+  local row = {entry = ARGV[at], id = ARGV[at + 1], replay = ARGV[at + 2], claims = ARGV[at + 3] == '1', inbox = ARGV[at + 4],
+    streamed = ARGV[at + 5], metadata = ARGV[at + 6], target = REST[tonumber(ARGV[at + 7])].key, request = ARGV[at + 8]}
   local answer = 'gone'
-  if waits[entry] then
-    local carried, mark, waiting = status_read(id, 'entry', 'terminal', 'inbox')
-    if claims and not claim(id, entry, inbox, carried, waiting, carried or mark or waiting) then
-      answer = 'repeat'
-    elseif not ended(mark, replay) then
-      redis.call('XADD', target, '*', 'request', ARGV[at + 6])
-      answer = 'moved'
-    end
-    over[#over + 1] = entry
-    waits[entry] = nil
+  if waits[row.entry] then
+    answer = forward(row)
+    over[#over + 1] = row.entry
+    waits[row.entry] = nil
   end
   replies[#replies + 1] = answer
 end

@@ -62,14 +62,15 @@ end
 for _, row in ipairs(moves) do
   if not waits[row.lane][row.entry] then
     row.decision = 'gone'
-  elseif terminal(row.id, row.replay) then
-    row.decision = 'gone'
-    table.insert(lanes[row.lane], row.entry)
   else
     -- A worker that died in the attempt before didn't say that its call is over.
-    local former = row.attempt > 1 and granted(row.id, row.attempt - 1)
-    if former then forget(former) end
-    row.decision = decide(row)
+    if row.attempt > 1 then give_back(granted(row.id, row.attempt - 1)) end
+    if terminal(row.id, row.replay) then
+      row.decision = 'gone'
+      table.insert(lanes[row.lane], row.entry)
+    else
+      row.decision = decide(row)
+    end
   end
   waits[row.lane][row.entry] = nil -- one that is named twice is served once
 end

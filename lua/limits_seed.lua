@@ -5,7 +5,8 @@
 -- ARGV  per deployment: name, fingerprint of the configuration, terms as JSON
 -- Reply {version of the limits, names of the deployments for which other terms are in force}
 -- Fields of `limits`: <deployment> = terms, <deployment>@seed = fingerprints of all configurations seen, the last one
---       last; @version = count of changes; @head = for whom a deployment is kept (backlog_drain.lua)
+--       last; @version = count of changes; @head = for whom a deployment is kept (backlog_drain.lua); @results = how many
+--       results are kept, and how long (s), as a worker said at its start
 -- A configuration is put in place once: two that are in use at the same time (a rolling update) don't take turns.
 -- A budget that isn't there yet starts cold now, and not when the first request has to wait for it.
 -- include clock

@@ -33,7 +33,7 @@ function backlog.put(rows)
   end
   for i, row in ipairs(rows) do ids[i], last[row.id] = row.id, row end
   for i, known in ipairs(redis.call('HMGET', K['backlog:meta'], unpack(ids))) do
-    if known then backlog.take(ids[i], backlog.meta(ids[i])) end
+    if known then backlog.drop(ids[i], backlog.meta(ids[i])) end
   end
   for _, row in ipairs(rows) do
     if last[row.id] == row then
@@ -74,9 +74,11 @@ function backlog.meta(id)
   }
 end
 
--- Take a request out of everything; returns its body.
-function backlog.take(id, meta)
-  local body = redis.call('HGET', K['backlog:bodies'], id)
+-- Whether it is the first of its class.
+function backlog.first(id, meta) return redis.call('ZRANK', backlog.index(meta.rank), id) == 0 end
+
+-- Take a request out of everything.
+function backlog.drop(id, meta)
   if redis.call('ZREM', backlog.index(meta.rank), id) == 1 then
     local field = tenant_field(meta.tenant, meta.rank)
     if redis.call('HINCRBY', K.tenants, field, -1) <= 0 then redis.call('HDEL', K.tenants, field) end
@@ -86,6 +88,12 @@ function backlog.take(id, meta)
   redis.call('ZREM', K['backlog:deadlines'], id)
   redis.call('HDEL', K['backlog:meta'], id)
   redis.call('HDEL', K['backlog:bodies'], id)
+end
+
+-- The same; returns its body.
+function backlog.take(id, meta)
+  local body = redis.call('HGET', K['backlog:bodies'], id)
+  backlog.drop(id, meta)
   return body
 end
 

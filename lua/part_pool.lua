@@ -169,6 +169,11 @@ local function undo(held)
   forget(held)
 end
 
+-- The same where it isn't known: undo the charge of a grant that was never started; one that was may have been called for.
+local function give_back(held)
+  if held and held.started then forget(held) elseif held then undo(held) end
+end
+
 -- Forget a few grants that nobody settled; what they reserved stays charged.
 local function expire_grants()
   local late = redis.call('ZRANGEBYSCORE', K.reservations, '-inf', string.format('%.0f', now), 'LIMIT', 0, 20)

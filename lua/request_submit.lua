@@ -43,6 +43,9 @@ local fields = {}
 for i = 3, #ARGV do fields[#fields + 1] = ARGV[i] end
 local entry = redis.call('XADD', K.lane, '*', unpack(fields))
 redis.call('HSET', K.status, 'entry', carrier(K.lane, entry), 'state', 'submitted', 'stage', 'classify')
+for i = 1, #fields, 2 do
+  if fields[i] == 'metadata' then redis.call('HSET', K.status, 'metadata', fields[i + 1]) end
+end
 redis.call('PERSIST', K.status)
 -- Others may have asked for it before it came: they stay.
 if ARGV[2] ~= '' then listen(K.status, ARGV[2]) end

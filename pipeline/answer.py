@@ -12,8 +12,8 @@ import time
 import msgspec
 
 from pipeline.message import Request
-from tokenweir.errors import ERROR_TYPES, ErrorCode
-from tokenweir.wire import Result, ResultStatus, Route, Usage
+from tokenweir.errors import ErrorCode
+from tokenweir.wire import Result, ResultStatus, Route, Usage, error_body
 
 # English prose runs near 4; 3 over-counts, and over-counting never causes a 429.
 _BYTES_PER_TOKEN = 3.0
@@ -123,11 +123,4 @@ def _ended(request: Request, times: Times) -> Result:
         waited_ms=times.waited_ms,
         ttft_ms=times.ttft_ms,
         total_ms=times.total_ms,
-    )
-
-
-def error_body(code: ErrorCode, message: str) -> bytes:
-    """An OpenAI error object as JSON, such as clients written for OpenAI expect."""
-    return msgspec.json.encode(
-        {"error": {"message": message, "type": ERROR_TYPES.get(code, "server_error"), "code": code, "param": None}}
     )

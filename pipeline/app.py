@@ -124,6 +124,7 @@ class Worker:
         log.info("worker_started", consumer=store.consumer, stages=[stage.name for stage in built], metrics_port=port)
         async with asyncio.TaskGroup() as group:
             services = [group.create_task(self._beat(store, built)), group.create_task(store.deltas.run())]
+            services.append(group.create_task(store.cancelled.run()))
             running = [group.create_task(loop.run(self._stop)) for loop in loops]
             await all_alive([*services, *running], self._stop)
             await asyncio.wait(running)

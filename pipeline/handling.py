@@ -7,7 +7,7 @@ import time
 import msgspec
 import structlog
 
-from pipeline.calls import start, timed
+from pipeline.calls import Calls
 from pipeline.hands import Hands
 from pipeline.message import NewerVersion, Request
 from pipeline.metrics import Metrics
@@ -33,6 +33,7 @@ class Handling:
         self._hands = hands
         self._settler = settler
         self._newer = Newer(lease_s=lease_s)
+        self.calls = Calls(stage, store, metrics)
 
     def delivery(self, entry: Entry) -> Delivery:
         """An entry that was read, as stages get it."""
@@ -63,8 +64,9 @@ class Handling:
                 request = self.request(delivery)
                 if request is None:
                     return
-                delivery = timed(delivery, request, self._store, self._store.now_ms())
-            outcome: Outcome = await self._stage.handle(delivery)
+                delivery = self.calls.timed(delivery, request, self._store.now_ms())
+            of_model = delivery.lane in MODEL_LANES
+            outcome: Outcome = await (self.calls.run(delivery) if of_model else self._stage.handle(delivery))
         except NewerVersion as error:
             outcome = self._newer.outcome(delivery, error)
         except Exception as error:  # one bad request must not cancel its siblings
@@ -78,7 +80,7 @@ class Handling:
         request = self.request(delivery)
         if request is None:
             return
-        started = await start(self._store, self._metrics, [(delivery, request)])
+        started = await self.calls.start([(delivery, request)])
         if not started:
             self._hands.end([delivery.entry_id])
         for one in started:

@@ -17,7 +17,6 @@ import msgspec
 import structlog
 
 from pipeline.alive import all_alive
-from pipeline.calls import start
 from pipeline.handling import Handling
 from pipeline.hands import Hands
 from pipeline.leases import Leases
@@ -184,7 +183,7 @@ class StageLoop:
                 for delivery in deliveries
                 if (request := self._handling.request(delivery)) is not None
             ]
-            deliveries = await start(self._store, self._metrics, calls)
+            deliveries = await self._handling.calls.start(calls)
             started = {delivery.entry_id for delivery in deliveries}
             self._hands.end(delivery.entry_id for delivery, _ in calls if delivery.entry_id not in started)
         for delivery in deliveries:

@@ -22,6 +22,8 @@ exists from the start at zero, so that the first incident shows as a rise.
 | tokenweir_groups_made_total | somebody deleted a stream or group, or Redis lost its data |
 | tokenweir_redis_outage_seconds_total | Redis was away |
 | tokenweir_bucket_level_ratio, _deployment_paused and their like | gauges, read when scraped (pipeline.gauges) |
+
+The outcome of a call is `closed` where its request was cancelled, or its deadline passed, while it ran: paid in vain.
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ STAGE_SECONDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 
 DECISIONS = ("premium", "edge", "deferred", "too_large", "expired", "queue_full")
 # For these a deployment is out until a person acts.
 REFUSALS = ("quota_exhausted", "key_refused")
+# Calls that we ended ourselves; no fault of the provider's.
+CLOSED = ("cancelled", "deadline_exceeded")
 ALARMS = ("limit_lower", "foreign_use", "refunds_proven", "refunds_contradicted")
 ROUTES = ("premium", "edge", "none")
 STAGES = ("classify", "gate", "premium", "edge", "deferred")
@@ -117,7 +121,7 @@ class Metrics:
                 self._refused.labels(self._pool, deployment, reason)
             for kind in ALARMS:
                 self._alarms.labels(self._pool, deployment, kind)
-            for outcome in ("started", "given_back", "failed"):
+            for outcome in ("started", "given_back", "failed", "closed"):
                 self._calls.labels(self._pool, deployment, outcome)
         for kind in ("prompt", "completion"):
             for state in ("reserved", "used", "refunded"):
@@ -149,7 +153,8 @@ class Metrics:
 
     def failed(self, deployment: str, failure: Failure) -> None:
         """A call brought no answer."""
-        self._calls.labels(self._pool, deployment, "failed").inc()
+        closed = failure.reason in CLOSED
+        self._calls.labels(self._pool, deployment, "closed" if closed else "failed").inc()
         if failure.limited:
             self._limited.labels(self._pool, deployment).inc()
         elif failure.reason in REFUSALS:

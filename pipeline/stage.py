@@ -42,6 +42,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
         deployment: on `premium`, which deployment the gate granted; empty elsewhere.
         waited_ms: Redis time from ingest until it came into these hands; -1 = not known yet.
         call_by: on `premium`, the monotonic time by which the call must be on its way, or not be made.
+        ends_at: the monotonic time at which its request's deadline passes.
         emit: see `Emit`. hear: see `Hear`.
     """
 
@@ -52,6 +53,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     deployment: str = ""
     waited_ms: float = -1
     call_by: float = math.inf
+    ends_at: float = math.inf
     emit: Emit = _silent
     hear: Hear = _deaf
 

@@ -1,12 +1,11 @@
 """The client: put requests in, get results out, from any number of coroutines of one event loop.
 
-What travels is in `draft` and `wire`; putting requests in is in `submission`, waiting for single ones in `inbox`,
-reading all results in `reader`.
+What travels is in `draft` and `wire`; putting requests in is in `submission`, taking them back in `cancellation`,
+waiting for single ones in `inbox`, reading all results in `reader`.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
@@ -14,12 +13,13 @@ from typing import Any, Final, Self
 import msgspec
 
 from lua import load
+from tokenweir.cancellation import cancel
 from tokenweir.connection import Connection, connect, insist
-from tokenweir.draft import Content, Draft, as_draft
+from tokenweir.draft import Content, Draft, as_draft, checked_id
 from tokenweir.durability import Durability
 from tokenweir.errors import ConfigError, RequestError, ResultTimeout
 from tokenweir.inbox import Inbox, Listener
-from tokenweir.keys import Keys, valid_id
+from tokenweir.keys import Keys
 from tokenweir.reader import GroupReader, tail
 from tokenweir.submission import Submission
 from tokenweir.wire import Class, Event, Result, Status, Ticket, status_from_fields
@@ -150,9 +150,9 @@ class Client:
             RequestError: the id has no valid form, or Redis doesn't know the request any more.
             StoreUnavailable: Redis didn't answer for 10 s, or refused.
         """
-        with self._inbox.listen(_checked(request_id)) as listener:
+        with self._inbox.listen(checked_id(request_id)) as listener:
             await self._look(listener)
-            event = await _next(listener, timeout_s)
+            event = await listener.next(timeout_s)
         assert event.result is not None
         return event.result
 
@@ -199,7 +199,7 @@ class Client:
             await self._look(listener)
             attempt = 0
             while True:
-                event = await _next(listener, timeout_s)
+                event = await listener.next(timeout_s)
                 if event.kind == "done":
                     yield event
                     return
@@ -246,6 +246,23 @@ class Client:
             self._readings.discard(connection)
             await connection.aclose()
 
+    async def cancel(self, request_id: str) -> Result | None:
+        """End a request, wherever it stands; its terminal result, or None when the id isn't known (yet, or any more).
+
+        The result is `cancelled` at once, for everybody who waits for it, and nothing of it is called for any more: a
+        call that runs is closed, and stays charged. A request that had its result already keeps it, and that is what
+        you get. Harmless twice.
+
+        Raises:
+            RequestError: the id has no valid form.
+            StoreUnavailable: Redis didn't answer, or refused; whether it was cancelled is unknown.
+        """
+        return (await self.cancel_many([request_id]))[0]
+
+    async def cancel_many(self, request_ids: Iterable[str]) -> list[Result | None]:
+        """The same for many requests in few round trips, in their order."""
+        return await cancel(self._control, [checked_id(each) for each in request_ids])
+
     async def status(self, request_id: str) -> Status | None:
         """Where a request is, with its result once it has one; None when the id isn't known, or not any more.
 
@@ -253,7 +270,7 @@ class Client:
             RequestError: the id has no valid form.
             StoreUnavailable: Redis didn't answer, or refused.
         """
-        bind = {"<status>": self._keys.status(_checked(request_id))}
+        bind = {"<status>": self._keys.status(checked_id(request_id))}
         flat, position, eta_ms = await insist(lambda: self._control.run(_STATUS, (request_id,), bind=bind))
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
         try:
@@ -269,18 +286,3 @@ class Client:
 
     async def _look(self, listener: Listener) -> None:
         await insist(lambda: self._inbox.look([listener.request_id], self._control))
-
-
-def _checked(request_id: str) -> str:
-    """The id, if it can be one: it becomes part of a key's name."""
-    if not valid_id(request_id):
-        raise RequestError("a request id has 1 to 128 visible ASCII characters")
-    return request_id
-
-
-async def _next(listener: Listener, timeout_s: float | None) -> Event:
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await listener.get()
-    except TimeoutError as error:
-        raise ResultTimeout(f"no result of request {listener.request_id} within {timeout_s:g} s; it goes on") from error

@@ -40,7 +40,7 @@ class Draft:
         priority: `interactive`, `standard` or `batch`.
         task: what it is for; the configuration says which tasks the edge model may answer.
         complexity: `simple` or `complex`, if you know better than the classifier; else empty.
-        deadline: Unix seconds. Not started after it: its result is then an error, `deadline_exceeded`.
+        deadline: Unix seconds. Not answered by then, its result is an error, `deadline_exceeded`, and its call is closed.
         max_wait: the same in seconds from when Redis takes it in; the earlier of both counts.
         stream: token deltas are wanted, on the stream `reply:<id>` (`Client.stream` does all that by itself).
         metadata: a JSON object of up to 4 kB, which comes back with the result.
@@ -87,6 +87,17 @@ class Draft:
         if self.metadata is not None:
             fields += ("metadata", _metadata(self.metadata))
         return fields
+
+
+def checked_id(request_id: str) -> str:
+    """The id, if it can be one: it becomes part of a key's name.
+
+    Raises:
+        RequestError: it can't.
+    """
+    if not valid_id(request_id):
+        raise RequestError("a request id has 1 to 128 visible ASCII characters")
+    return request_id
 
 
 def as_draft(content: Content | Draft, **more: Any) -> Draft:

@@ -24,7 +24,7 @@ ErrorCode = Literal[
     "invalid_request",  # the request can't be understood; mend it
     "too_large_for_limit",  # more tokens than any deployment may ever grant; make it smaller
     "queue_full",  # too many are waiting; come back later
-    "deadline_exceeded",  # its deadline passed before it could be started
+    "deadline_exceeded",  # its deadline passed before it was answered
     "cancelled",  # its producer cancelled it
     "provider_rejected",  # the provider refused this request for good
     "provider_unavailable",  # the provider failed at every attempt

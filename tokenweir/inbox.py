@@ -21,7 +21,7 @@ import msgspec
 
 from lua import load
 from tokenweir.connection import Argument, Call, Connection
-from tokenweir.errors import RequestError, StoreUnavailable, TokenweirError
+from tokenweir.errors import RequestError, ResultTimeout, StoreUnavailable, TokenweirError
 from tokenweir.keys import Keys
 from tokenweir.wire import Event, Result, event_from_fields
 
@@ -67,14 +67,19 @@ class Listener:
         """Hand over an event, or the reason why none will come."""
         self._arrived.put_nowait(event)
 
-    async def get(self) -> Event:
-        """The next event.
+    async def next(self, timeout_s: float | None) -> Event:
+        """The next event; waits for it as long as it takes, or `timeout_s`.
 
         Raises:
+            ResultTimeout: none within that time.
             StoreUnavailable: Redis has been away for longer than `PATIENCE_S`.
             RequestError: Redis doesn't know the request any more.
         """
-        event = await self._arrived.get()
+        try:
+            async with asyncio.timeout(timeout_s):
+                event = await self._arrived.get()
+        except TimeoutError as error:
+            raise ResultTimeout(f"no result of request {self.request_id} within {timeout_s:g} s; it goes on") from error
         if isinstance(event, TokenweirError):
             raise event
         return event

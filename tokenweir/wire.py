@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from tokenweir.errors import ERROR_TYPES, ErrorCode
+
 Class = Literal["interactive", "standard", "batch"]
 ResultStatus = Literal["ok", "error", "cancelled", "expired"]
 Route = Literal["premium", "edge", "none"]
@@ -106,6 +108,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 _TEXT_FIELDS = ("id", "status", "route", "model", "content", "code", "finish_reason")
 _NUMBER_FIELDS = ("attempt", "replay", "waited_ms", "ttft_ms", "total_ms")
+
+
+def error_body(code: ErrorCode, message: str) -> bytes:
+    """An OpenAI error object as JSON, such as clients written for OpenAI expect."""
+    return msgspec.json.encode(
+        {"error": {"message": message, "type": ERROR_TYPES.get(code, "server_error"), "code": code, "param": None}}
+    )
 
 
 def result_fields(result: Result) -> dict[str, bytes | str]:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Literal
 
@@ -26,6 +26,7 @@ class Call(msgspec.Struct, kw_only=True):
             texts, joined by newlines.
         tokens: what it was charged: prompt + cap * n; for edge calls what it may use at most.
         status: of the response once it was handed over whole, else 0.
+        end_s: when it ended, on the same clock; 0 while it is open.
         fate: open, answered in full, refused by the limits, invalid, struck by a fault, or gone: its caller hung up.
     """
 
@@ -37,6 +38,7 @@ class Call(msgspec.Struct, kw_only=True):
     tokens: int = 0
     stream: bool = False
     status: int = 0
+    end_s: float = 0
     fate: Fate = "open"
 
     def describe(self, prompt: str, *, last_text: str, tokens: int, stream: bool) -> None:
@@ -48,9 +50,10 @@ class Call(msgspec.Struct, kw_only=True):
 
 
 class CallLog:
-    """Calls in the order of arrival."""
+    """Calls in the order of arrival. `clock` tells when they end."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._calls: deque[Call] = deque(maxlen=_KEPT)
         self._open: dict[int, Call] = {}
         self._seq = 0
@@ -69,7 +72,7 @@ class CallLog:
         flight belong to a log that is gone."""
         if self._open.get(call.seq) is call:
             del self._open[call.seq]
-            call.fate = fate
+            call.fate, call.end_s = fate, self._clock()
             fates = self.fates[call.side]
             fates[fate] = fates.get(fate, 0) + 1
 

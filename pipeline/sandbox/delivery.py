@@ -6,8 +6,6 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-MOST_PIECES = 8  # of a stream's text: a write and a timer each, which cost more than all else in a call
-
 
 async def deliver_stream(
     http: web.Request,

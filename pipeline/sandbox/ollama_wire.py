@@ -12,7 +12,7 @@ from aiohttp import web
 from pipeline.sandbox.answers import Answer
 from pipeline.sandbox.bodies import EdgeBody
 from pipeline.sandbox.calls import Call
-from pipeline.sandbox.delivery import MOST_PIECES, deliver_half, deliver_stream, hang, hang_up, html_page, phrase
+from pipeline.sandbox.delivery import deliver_half, deliver_stream, hang, hang_up, html_page, phrase
 from pipeline.sandbox.faults import Fault
 from pipeline.sandbox.state import State
 from pipeline.sandbox.tokens import prompt_tokens
@@ -99,7 +99,8 @@ class OllamaWire:
         fault = state.faults.take("edge", prompt)
         if fault and fault.name != "slow":
             state.calls.close(call, "fault")
-        response = await self._respond(http, _Turn(body, http.path.endswith("/chat"), prompt, count, fault))
+        is_chat = http.path.endswith("/chat")
+        response = await self._respond(http, _Turn(body, is_chat, prompt, count, fault, state.settings.pieces))
         state.calls.close(call, "answered")
         return response
 
@@ -147,6 +148,7 @@ class _Turn(msgspec.Struct, frozen=True):
     prompt: str
     prompt_count: int
     fault: Fault | None
+    pieces: int
 
     @property
     def struck(self) -> str | None:
@@ -175,7 +177,7 @@ class _Turn(msgspec.Struct, frozen=True):
 async def _stream(
     http: web.Request, turn: _Turn, answer: Answer, spent: Mapping[str, int], took_s: float
 ) -> web.StreamResponse:
-    lines = [turn.line(piece, done=False) for piece in answer.pieces(MOST_PIECES)]
+    lines = [turn.line(piece, done=False) for piece in answer.pieces(turn.pieces)]
     lines.append(turn.end("", answer, spent))
     match turn.struck:
         case "empty_choices":

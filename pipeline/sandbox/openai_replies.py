@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 
 from pipeline.sandbox.answers import Answer
-from pipeline.sandbox.delivery import MOST_PIECES
 from pipeline.sandbox.durations import go_duration
 from pipeline.sandbox.limits import TOKENS, Limits, Verdict
 from pipeline.sandbox.settings import Dimension
@@ -111,15 +110,15 @@ class Chunks:
             text += f'{self._head}],"usage":{encode(self._usage).decode()}}}\n\n'
         return text + "data: [DONE]\n\n"
 
-    def whole(self, answers: Sequence[Answer]) -> list[bytes]:
-        """The writes of a good stream: roles with the first words, more words, the end."""
-        spoken = [answer.pieces(MOST_PIECES) for answer in answers]
+    def whole(self, answers: Sequence[Answer], pieces: int) -> list[bytes]:
+        """The writes of a good stream: roles with the first words, more words, in `pieces` at most, the end."""
+        spoken = [answer.pieces(pieces) for answer in answers]
         writes = [
             "".join(
                 # The words are plain ASCII, so they need no escaping.
-                self._chunk(index, f'{{"content":"{pieces[number]}"}}')
-                for index, pieces in enumerate(spoken)
-                if number < len(pieces)
+                self._chunk(index, f'{{"content":"{words[number]}"}}')
+                for index, words in enumerate(spoken)
+                if number < len(words)
             )
             for number in range(max(map(len, spoken)))
         ]

@@ -43,6 +43,7 @@ class _Turn(msgspec.Struct, frozen=True):
     answers: list[Answer]
     headers: dict[str, str]
     fault: Fault | None
+    pieces: int
 
     @property
     def struck(self) -> str | None:
@@ -120,7 +121,9 @@ class OpenAIWire:
                 state.calls.close(call, "fault")
             seed = state.settings.seed
             answers = [Answer.to(prompt, cap=body.cap, seed=seed, index=index) for index in range(body.choices)]
-            response = await self._respond(http, _Turn(body, prompt_count, answers, headers, fault))
+            response = await self._respond(
+                http, _Turn(body, prompt_count, answers, headers, fault, state.settings.pieces)
+            )
             if fault is None or fault.name == "slow":
                 used = costs_of(prompt_tokens=prompt_count, output_tokens=sum(answer.tokens for answer in answers))
         finally:
@@ -175,10 +178,10 @@ async def _stream(http: web.Request, turn: _Turn, first_s: float, rest_s: float)
         case "error":
             writes = chunks.failing(_FAILURE)
         case "cut" | "reset":
-            writes = chunks.whole(answers)
+            writes = chunks.whole(answers, turn.pieces)
             writes = writes[: len(writes) // 2]
         case _:
-            writes = chunks.whole(answers)
+            writes = chunks.whole(answers, turn.pieces)
     headers = {**turn.headers, "content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
     step_s = rest_s / max(1, len(writes) - 1)
     finish = turn.struck != "reset"

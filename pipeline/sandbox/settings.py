@@ -55,6 +55,9 @@ class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ttft_mean_s: Annotated[float, Meta(description="premium: mean time to first token", gt=0)] = 0.9
     ttft_p99_s: Annotated[float, Meta(description="premium: 99th percentile of it", gt=0)] = 1.8
     tokens_per_second: Annotated[float, Meta(description="premium: speed after the first token", gt=0)] = 80.0
+    pieces: Annotated[
+        int, Meta(description="most pieces of a stream's text: each costs a write and a timer", gt=0, le=1000)
+    ] = 8
     edge_model: Annotated[str, Meta(description="the one model the edge has")] = "llama3:8b-instruct-q4_K_M"
     edge_parallel: Annotated[
         int, Meta(description="edge calls answered at a time; the rest queue without bound", gt=0)

@@ -29,7 +29,7 @@ class State:
         settings = self.settings = self._at_start
         self.started_s = self.clock()
         self.account = Account(settings, self.started_s)
-        self.calls = CallLog()
+        self.calls = CallLog(self.clock)
         self.faults = Faults()
         self.edge_loaded = settings.edge_load_s == 0
         self._premium_dice = Random(settings.seed)

@@ -8,6 +8,7 @@ import socket
 import time
 
 from pipeline.config import Pool
+from pipeline.store.cancelled import Cancelled
 from pipeline.store.deltas import Deltas
 from pipeline.store.gate import Drained, Gate, Verdict
 from pipeline.store.outage import Outage
@@ -45,9 +46,12 @@ class Store:
             deployments=pool.deployments,
             edge_queue=pool.edge.queue if pool.edge else 0,
             max_waiting=pool.max_waiting,
+            status_ttl_s=pool.status_ttl_s,
+            responses_kept=pool.responses_kept,
         )
         self._url = url
         self._readers: list[Connection] = []
+        self.cancelled = Cancelled(self.reader())
         self._offset_ms = 0.0  # Redis time minus ours; set by heartbeats
 
     def reader(self) -> Connection:

@@ -60,6 +60,8 @@ class Gate:
         deployments: Sequence[Deployment],
         edge_queue: int,
         max_waiting: int,
+        status_ttl_s: int,
+        responses_kept: int,
     ) -> None:
         self._connection = connection
         self._consumer = consumer
@@ -68,17 +70,22 @@ class Gate:
         self._window_s = deployments[0].window_s
         self._edge_queue = edge_queue
         self._max_waiting = max_waiting
+        self._retention = f"{responses_kept} {status_ttl_s}"
         self._heard: dict[tuple[str, str], tuple[Argument, ...]] = {}  # the last reading by deployment and limit
         self._seen: dict[tuple[str, str], tuple[Argument, ...]] = {}  # what the budgets were at our last start
         self._seen_at = 0.0
         self._memory_s = max(2 * one.window_s for one in deployments)
 
     async def seed(self) -> list[str]:
-        """Put the configured limits in place where they are new; returns the deployments with other limits in force."""
+        """Put the configured limits in place where they are new; returns the deployments with other limits in force.
+
+        Also says how many results are kept, and for how long, for programs that have no configuration.
+        """
         args: list[Argument] = []
         for deployment in self._deployments:
             args += seed(deployment)
         _, differ = await self._connection.run(_SEED, args, rest=self._budgets)
+        await self._connection.command("HSET", self._connection.keys.key("limits"), "@results", self._retention)
         return [name.decode() for name in differ]
 
     def call_within_s(self, deployment: str) -> float:

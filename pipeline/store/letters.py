@@ -93,7 +93,10 @@ class Letters:
         if not letter.target:
             raise ValueError(f"{letter.letter} holds no request that could be replayed")
         number = await self.next_life(letter)
-        args: list[Argument] = [letter.letter, number]
+        request = letter.request
+        raw = letter.fields.get(b"metadata", b"{}")
+        told = (int(request.stream), bytes(request.metadata)) if request else (0, raw)
+        args: list[Argument] = [letter.letter, number, *told]
         for name, value in _next_fields(letter, number).items():
             args += (name, value)
         keys = self._connection.keys

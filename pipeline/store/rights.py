@@ -43,8 +43,12 @@ class Role(NamedTuple):
 # How it finds a primary under Sentinels, and its way in a Cluster.
 _WAY: Final = ("ROLE", "CLUSTER SLOTS", "ASKING")
 _ALWAYS: Final = ("SCRIPT LOAD", "SELECT", "PING", "TIME", "ACL WHOAMI", *_WAY)
+_CANCELLING: Final = ("cancelled", "deferred", "tenants")
 _PRODUCER: Final = (
-    Right(_SCRIPTS, ("status:*", *INGEST_LANES, *GATE_LANES, "limits", "backlog:*", "responses", "closed")),
+    Right(
+        _SCRIPTS,
+        ("status:*", *INGEST_LANES, *GATE_LANES, "limits", "backlog:*", "responses", "closed", *_CANCELLING),
+    ),
     # What it writes there it can't read again: prompts of others.
     Right(("XADD", "XLEN"), INGEST_LANES, "W"),
     Right(("HGET", "HGETALL", "HEXISTS", "HSET", "EXISTS", "EXPIRE", "PERSIST"), ("status:*",)),
@@ -54,8 +58,14 @@ _PRODUCER: Final = (
     Right(("XGROUP CREATE", "XGROUP DELCONSUMER", "XINFO CONSUMERS"), ("responses",)),
     Right(("XLEN",), GATE_LANES, "R"),
     Right(("HLEN", "HGET", "HRANDFIELD", "ZRANK", "ZCOUNT"), ("backlog:*",), "R"),
-    Right(("HGETALL",), ("limits",), "R"),
+    Right(("HGETALL", "HMGET"), ("limits",), "R"),
     Right(("GET",), ("closed",), "R"),
+    # To cancel a request is to write its result and to take it out of the backlog.
+    Right(("HMGET",), ("status:*",), "R"),
+    Right(("XADD",), ("responses", "deferred"), "W"),
+    Right(("XADD", "EXPIRE"), ("cancelled", "reply:*")),
+    Right(("HDEL", "ZREM"), ("backlog:*",)),
+    Right(("HINCRBY", "HDEL"), ("tenants",)),
 )
 _LIMITER: Final = (
     Right(_SCRIPTS, ("limits", "reservations", "grants", "deferred", "backlog:meta", "limiter:*", "budget:*")),
@@ -88,6 +98,7 @@ _WORKER: Final = (
         tuple(f"backlog:{name}" for name in ("interactive", "standard", "batch", "simple", "due", "deadlines")),
     ),
     Right(("GET",), ("closed",), "R"),
+    Right(("XREAD",), ("cancelled",), "R"),
 )
 _OPERATOR: Final = (
     Right(_SCRIPTS, (*GROUPS, "status:*", "limits", "backlog:*", "responses", "closed", "dead", "budget:*")),

@@ -115,7 +115,8 @@ class Streams:
         for entry_id, outcome in rows:
             request, claims = outcome.request, int(outcome.claims)
             index = targets.index(outcome.to) + 1
-            args += (entry_id, request.id, request.replay, claims, request.reply_to, index, encode(request))
+            args += (entry_id, request.id, request.replay, claims, request.reply_to)
+            args += (int(request.stream), bytes(request.metadata), index, encode(request))
         touches = (self._keys.status(outcome.request.id) for _, outcome in rows)
         reply = await self._connection.run(_FORWARD, args, bind=self._source(lane), rest=targets, touches=touches)
         return cast("list[bytes]", reply)
@@ -141,9 +142,11 @@ class Streams:
         """Move entries to `dead` and answer their callers; True = it was still ours."""
         args: list[Argument] = [GROUPS[lane], *self._kept, lane, DEAD_KEPT]
         for entry, dead, result in rows:
-            args += (entry.id, entry.deliveries, dead.reason, dead.message, at_ms, *result_row(result, streamed=False))
+            args += (entry.id, entry.deliveries, dead.reason, dead.message, at_ms, result.attempt)
+            args += result_row(result, streamed=False)
         touches = (self._keys.status(result.id) for _, _, result in rows)
-        reply = await self._connection.run(_BURY, args, bind=self._source(lane), touches=touches)
+        bind = self._source(lane)
+        reply = await self._connection.run(_BURY, args, bind=bind, rest=self._budgets, touches=touches)
         return [bool(buried) for buried in reply]
 
     async def retry(self, lane: str, rows: Sequence[tuple[str, str, Retry]]) -> int:

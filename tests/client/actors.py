@@ -26,10 +26,10 @@ class Worker:
         self.pool = Pool()
         self.connection = connection
         self.keys = connection.keys
-        self.streams = Streams(
-            connection, consumer="w", deployments=["default"], window_s=60, status_ttl_s=60, responses_kept=10_000
-        )
-        self.gate = Gate(connection, consumer="w", deployments=self.pool.deployments, edge_queue=0, max_waiting=100_000)
+        kept = {"status_ttl_s": 60, "responses_kept": 10_000}
+        self.streams = Streams(connection, consumer="w", deployments=["default"], window_s=60, **kept)
+        deployments = self.pool.deployments
+        self.gate = Gate(connection, consumer="w", deployments=deployments, edge_queue=0, max_waiting=100_000, **kept)
 
     async def take(self, *, count: int = 1000) -> list[Entry]:
         """What stands in the ingest streams."""

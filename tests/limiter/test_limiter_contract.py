@@ -185,7 +185,8 @@ async def test_the_limits_of_the_workers_are_found(opened: Open, connection: Con
     """Beside a running pipeline no limits are given: the budget is the workers' own."""
     fields: dict[str, Any] = {"rpm": 500, "tpm": 30_000}
     deployments = [Deployment(name=name, **fields) for name in ("primary", "second")]
-    gate = Gate(connection, consumer="w", deployments=deployments, edge_queue=0, max_waiting=10)
+    kept = {"max_waiting": 10, "status_ttl_s": 60, "responses_kept": 10}
+    gate = Gate(connection, consumer="w", deployments=deployments, edge_queue=0, **kept)
     await gate.seed()
     await books.warm()
 

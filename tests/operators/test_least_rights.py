@@ -83,7 +83,7 @@ def test_a_worker_serves_with_a_workers_rights(rig: Rig) -> None:
 
 
 def test_the_client_needs_no_more_than_a_producers_rights(rig: Rig) -> None:
-    """Submitting, waiting, streaming, asking, statuses and reading as a group work as the producer user."""
+    """Submitting, waiting, streaming, asking, cancelling, statuses and reading as a group work as the producer user."""
 
     async def use() -> list[Result]:
         found = []
@@ -95,6 +95,9 @@ def test_the_client_needs_no_more_than_a_producers_rights(rig: Rig) -> None:
             answer = await client.ask("four?", wait_s=20)
             assert isinstance(answer, Result)
             assert (await client.status(answer.id)) is not None
+            assert (await client.cancel(answer.id)) is not None
+            unwanted = await client.submit("five?", metadata={"ticket": 7}, stream=True)
+            assert (await client.cancel(unwanted)) is not None
             async for result in client.results(group="billing", takeover_s=0.001):
                 if result.id == answer.id:
                     break
@@ -192,12 +195,13 @@ _NOBODY = [
 ]
 _PRODUCER = [
     *(["XADD", f"tokenweir:{{main}}:{lane}", "*", "request", "x"] for lane in ("premium", "edge", "gate:interactive")),
-    *(["XADD", f"tokenweir:{{main}}:{stream}", "*", "a", "b"] for stream in ("responses", "dead", "deferred")),
+    ["XADD", "tokenweir:{main}:dead", "*", "a", "b"],
     ["SET", "tokenweir:{main}:budget:primary", "x"],
     ["GET", "tokenweir:{main}:budget:primary"],
     ["HSET", "tokenweir:{main}:limits", "primary", "{}"],
     ["HSET", "tokenweir:{main}:slots", "me", "1 1 1"],
-    ["HDEL", "tokenweir:{main}:backlog:meta", "a"],
+    ["HSET", "tokenweir:{main}:backlog:meta", "a", "b"],
+    ["HDEL", "tokenweir:{main}:limits", "primary"],
     ["HGET", "tokenweir:{main}:grants", "a"],
     ["SET", "tokenweir:{main}:closed", "x"],
     ["XRANGE", "tokenweir:{main}:ingest", "-", "+"],
@@ -207,7 +211,6 @@ _PRODUCER = [
     ["XDEL", "tokenweir:{main}:responses", "1-1"],
     ["EVAL", "return redis.call('XADD', KEYS[1], '*', 'a', 'b')", "1", "tokenweir:{main}:gate:batch"],
     ["EVAL", "return redis.call('HSET', KEYS[1], 'a', 'b')", "1", "tokenweir:{main}:limits"],
-    ["EVAL", "return redis.call('XADD', KEYS[1], '*', 'a', 'b')", "1", "tokenweir:{main}:responses"],
     ["EVAL", "return redis.call('SET', KEYS[1], 'b')", "1", "tokenweir:{main}:budget:primary"],
 ]
 _LIMITER = [
@@ -217,7 +220,6 @@ _LIMITER = [
 ]
 _OPERATOR = [
     ["XADD", "tokenweir:{main}:premium", "*", "request", "x"],
-    ["XADD", "tokenweir:{main}:responses", "*", "a", "b"],
     ["XDEL", "tokenweir:{main}:ingest", "1-1"],
     ["HSET", "tokenweir:{main}:slots", "me", "1 1 1"],
 ]

@@ -17,6 +17,7 @@ from pipeline.config import Deployment
 from pipeline.limits import seed
 from pipeline.message import Request, decode
 from pipeline.store.rows import request_rows, result_row
+from tokenweir.cancellation import checked, told
 from tokenweir.connection import Argument, Connection
 from tokenweir.keys import GROUPS
 from tokenweir.wire import Result
@@ -224,14 +225,24 @@ class Bench:
         args: list[Argument] = [GROUPS[held[0].lane]]
         for item in held:
             request = item.request
-            args += (item.entry, request.id, request.replay, int(claims), inbox, 1, msgspec.json.encode(request))
+            args += (item.entry, request.id, request.replay, int(claims), inbox)
+            args += (int(request.stream), bytes(request.metadata), 1, msgspec.json.encode(request))
         reply = await self.run("entries_forward", args, lane=held[0].lane, rest=[to])
         return [answer.decode() for answer in reply]
+
+    async def cancel(self, request_id: str, *, metadata: bytes = b"") -> Result | None:
+        """Cancel a request; its terminal result, None = nobody knows it."""
+        bind = {"status": self.keys.status(request_id)}
+        kind, text = await self.run("request_cancel", [request_id, metadata, *told(request_id)], bind=bind)
+        if kind == b"metadata":
+            return await self.cancel(request_id, metadata=checked(text))
+        return msgspec.json.decode(text, type=Result) if kind == b"done" else None
 
     async def bury(self, held: Held, *, deliveries: int = 3) -> list[int]:
         """Make a dead letter of an entry."""
         request = held.request
         result = Result(id=request.id, status="error", code="dead_letter", replay=request.replay)
         args: list[Argument] = [GROUPS[held.lane], 1000, 3600, held.lane, 1000]
-        args += (held.entry, deliveries, "deliveries", "died", self.now_ms, *result_row(result, streamed=False))
+        args += (held.entry, deliveries, "deliveries", "died", self.now_ms, request.attempt)
+        args += result_row(result, streamed=False)
         return list(await self.run("entries_bury", args, lane=held.lane))

@@ -228,7 +228,7 @@ SCRIPT_FAULTS = {
     ),
     "in flight for ever": ("entries_finish", "state.in_flight - 1", "state.in_flight", check_flights),
     "retries stay in flight": ("entries_retry", "if row.held then forget(row.held) end", "", check_flights),
-    "the dead stay in flight": ("gate_admit", "if former then forget(former) end", "", check_flights),
+    "the dead stay in flight": ("gate_admit", "give_back(granted(row.id, row.attempt - 1))", "", check_flights),
     "fence of the gate removed": ("gate_admit", "not waits[row.lane][row.entry]", "false", check_repeats),
     "terminal check of the gate removed": ("gate_admit", "terminal(row.id, row.replay)", "false", check_repeats),
     "tenants not kept in line": ("gate_admit", "(queued[row.tenant] or 3) > row.rank", "true", check_order),

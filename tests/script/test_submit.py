@@ -115,7 +115,7 @@ async def test_a_dead_letter_lives_again_once(bench: Bench) -> None:
     ((letter, _),) = await bench.redis("XRANGE", bench.keys.key("dead"), "-", "+")
     again = msgspec.structs.replace(held.request, replay=1)
     keys = {"status": bench.keys.status("a"), "target": bench.keys.key("ingest")}
-    args = (letter, 1, "request", msgspec.json.encode(again))
+    args = (letter, 1, 0, "{}", "request", msgspec.json.encode(again))
 
     assert await bench.run("dead_replay", args, bind=keys) != b""
     assert await bench.run("dead_replay", args, bind=keys) == b""

@@ -17,7 +17,7 @@ from tokenweir.keys import Keys
 
 # Who uses which modules; the scripts that these load are run with that user's rights.
 _MODULES = {
-    "producer": ("tokenweir.client", "tokenweir.submission", "tokenweir.inbox", "tokenweir.reader"),
+    "producer": tuple(f"tokenweir.{name}" for name in ("client", "submission", "cancellation", "inbox", "reader")),
     "limiter": ("tokenweir.shared_limits",),
     "worker": ("pipeline.store.gate", "pipeline.store.streams", "pipeline.store.rights"),
     "operator": tuple(f"pipeline.store.{name}" for name in ("views", "letters", "answers", "overview", "health")),
