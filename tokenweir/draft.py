@@ -40,7 +40,7 @@ class Draft:
         priority: `interactive`, `standard` or `batch`.
         task: what it is for; the configuration says which tasks the edge model may answer.
         complexity: `simple` or `complex`, if you know better than the classifier; else empty.
-        deadline: Unix seconds. Not answered by then, its result is an error, `deadline_exceeded`, and its call is closed.
+        deadline: Unix seconds. Not answered by then, its result is `deadline_exceeded`, and a call that runs is closed.
         max_wait: the same in seconds from when Redis takes it in; the earlier of both counts.
         stream: token deltas are wanted, on the stream `reply:<id>` (`Client.stream` does all that by itself).
         metadata: a JSON object of up to 4 kB, which comes back with the result.
