@@ -21,8 +21,9 @@ from tokenweir.keys import GROUPS
 
 log = structlog.get_logger()
 
-# Consumers that hold nothing and were idle this long belong to processes that ended.
-_PRUNE_IDLE_MS = 3_600_000
+# Consumers that hold nothing and were idle for so many leases belong to processes that ended: a live one reads every
+# two seconds. Should one be removed all the same, its next read makes it again.
+_PRUNE_LEASES, _SHORTEST_PRUNE_S = 10, 5.0
 
 
 class Leases:
@@ -35,6 +36,7 @@ class Leases:
         self._hands = hands
         self._metrics = metrics
         self._lease_s = lease_s
+        self._prune_ms = round(max(_PRUNE_LEASES * lease_s, _SHORTEST_PRUNE_S) * 1000)
         # Entries that the last renewal didn't find, by lane; `renew_for_ever` only.
         self._missed: dict[str, set[str]] = {lane: set() for lane in stage.lanes}
         self._cursors = dict.fromkeys(stage.lanes, "0-0")  # kept from one look to the next; `reclaim_for_ever` only
@@ -101,7 +103,7 @@ class Leases:
     async def _prune(self, lane: str, *, leaving: bool) -> None:
         """Tidy up where this user may; who may not look at consumers works all the same."""
         try:
-            await self._store.streams.prune(lane, leaving=leaving, idle_ms=_PRUNE_IDLE_MS)
+            await self._store.streams.prune(lane, leaving=leaving, idle_ms=self._prune_ms)
         except StoreUnavailable as error:
             if not error.forbidden:
                 raise
