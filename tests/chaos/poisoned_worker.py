@@ -1,6 +1,7 @@
 """`tokenweir run` with a classify stage that breaks at marked prompts.
 
-At `[poison]` it ends its process, as a crash in native code would; at `[broken]` it raises.
+At `[poison]` it ends its process, as a crash in native code would; at `[broken]` it raises; at `[reader]` it has the
+task end that reads its stream, once, as a cancellation that comes out of a library would.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pipeline.stage import Delivery, Stage
 from pipeline.supervisor import supervise
 from stages.classify import Classify
 
-POISON, BROKEN = b"[poison]", b"[broken]"
+POISON, BROKEN, READER = b"[poison]", b"[broken]", b"[reader]"
 
 
 class Poisoned(Classify):
@@ -33,6 +34,10 @@ class Poisoned(Classify):
             os._exit(137)
         if BROKEN in prompt:
             raise RuntimeError("a mistake of ours")
+        if READER in prompt and delivery.deliveries == 1:
+            for task in asyncio.all_tasks():
+                if getattr(task.get_coro(), "__qualname__", "") == "StageLoop._read_until":
+                    task.cancel()
         return await super().handle(delivery)
 
 

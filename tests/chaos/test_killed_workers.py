@@ -123,3 +123,23 @@ def test_a_mistake_of_ours_ends_in_dead_without_a_word_of_the_prompt() -> None:
         assert "a mistake of ours" in str(failures)
         assert "xylophone-quartz" not in run.text
         rig.assert_clean()
+
+
+@pytest.mark.slow
+def test_c12_a_loop_that_ends_takes_its_process_along() -> None:
+    """A worker whose reader ends without an error doesn't look healthy for ever: it ends too, and is replaced."""
+    with open_rig(lease_s=1.0) as rig:
+        run = rig.run(2, program=("-m", "tests.chaos.poisoned_worker"))
+        rig.ask("the first one warms up")
+        reads = rig.metric("tokenweir_last_read_timestamp_seconds", stage="classify")
+        wait_until(lambda: rig.metric("tokenweir_last_read_timestamp_seconds", stage="classify") > reads, 10)
+
+        result = rig.ask("[reader] go on without me")
+
+        assert result.status == "ok"
+        wait_until(lambda: run.events("worker_ended"), 10)
+        assert [line["code"] for line in run.events("worker_ended")] == [1]
+        assert "StageLoop._read_until" in str(run.events("loop_ended"))
+        wait_until(lambda: len(run.live) == 2, 10, why="it isn't replaced")
+        assert rig.ask("[after] and now?").status == "ok"
+        rig.assert_clean()

@@ -76,6 +76,52 @@ def test_c66_what_cannot_finish_is_handed_back(rig: Rig) -> None:
     other.end()
 
 
+def test_c66_one_of_three_stops_in_the_middle_of_load(rig: Rig) -> None:
+    """Five of 50 calls last 40 s; the worker that holds them has 60 s to stop, another one 10: nothing is lost.
+
+    All in a tenth of the time: calls of 4 s, and 5.5 s or half a second to drain.
+    """
+    first = rig.configure("main", drain_s=5.5).run()
+    long = _long_calls(rig, "patient")
+    hasty = rig.configure("main", drain_s=0.5)
+    others = [hasty.run(), hasty.run()]
+
+    short = _short_calls(rig, "patient")
+    first.signal(signal.SIGTERM)
+    assert first.wait() == 0
+    # Not one result is lost that came after the signal, and not one call is made twice.
+    assert {result.status for result in rig.wait_for([*long, *short])} == {"ok"}
+    assert {rig.calls(f"[{id_}]") for id_ in (*long, *short)} == {1}
+
+    long = _long_calls(rig, "hasty")
+    owner = rig.owners("premium")[0]
+    second = next(run for run in others if owner in run.live)
+    short = _short_calls(rig, "hasty")
+    began = time.monotonic()
+    second.signal(signal.SIGTERM)
+    assert second.wait() == 0
+    assert time.monotonic() - began < 0.5 + 5  # what a platform's grace must leave beside the time to drain
+    assert {result.status for result in rig.wait_for([*long, *short], timeout_s=30)} == {"ok"}
+    calls = {id_: rig.calls(f"[{id_}]") for id_ in (*long, *short)}
+    assert max(calls.values()) <= 2
+    assert sum(calls.values()) - len(calls) <= 16  # premium_concurrency, what one worker may hold
+    rig.assert_clean()
+
+
+def _long_calls(rig: Rig, name: str) -> list[str]:
+    """Five requests whose calls have begun, and last."""
+    ids = [f"{name}-long{i}" for i in range(5)]
+    for id_ in ids:
+        rig.order(kind="slow:4", match=f"[{id_}]")
+        rig.add(f"[{id_}] take your time", id=id_, complexity="complex")
+    wait_until(lambda: rig.calls(f"[{name}-long") == 5, 15)
+    return ids
+
+
+def _short_calls(rig: Rig, name: str) -> list[str]:
+    return [rig.add(f"[{name}-{i}] quick", id=f"{name}-{i}", complexity="complex") for i in range(45)]
+
+
 def test_a_stopping_worker_takes_nothing_new(rig: Rig) -> None:
     """What is added after the signal waits for the next worker, and is answered by it."""
     run = rig.run()

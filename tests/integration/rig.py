@@ -203,8 +203,12 @@ class Rig:
 
     def calls(self, marker: str = "", side: str = "premium") -> int:
         """How many calls whose prompt holds `marker` reached it."""
+        return sum(marker in prompt for prompt in self.prompts(side))
+
+    def prompts(self, side: str = "premium") -> list[str]:
+        """The prompts that reached it, in the order of their arrival."""
         page = msgspec.json.decode(_get(f"{self.sandbox.control}/calls"), type=CallPage)
-        return sum(call.side == side and marker in call.prompt for call in page.calls)
+        return [call.prompt for call in page.calls if call.side == side]
 
     def order(self, **fault: Any) -> None:
         """Have it fail: `kind`, `match`, `times`, `side`."""
