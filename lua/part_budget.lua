@@ -24,8 +24,7 @@ local HEALING = 0.005 / 1e6
 local PROBE_US = 10000000
 -- After a change of server nobody is granted for so long: every worker tells meanwhile what it has seen.
 local SETTLE_US = 1000000
-local COUNTS = {'granted', 'in_flight'}
-local TIMES = {'heard_at', 'probe_at', 'paused_at', 'settle_until', 'pause_until', 'hold_at'}
+local COUNTS, TIMES = {'granted', 'in_flight'}, {'heard_at', 'probe_at', 'paused_at', 'settle_until', 'pause_until', 'hold_at'}
 -- When a slot in flight comes free nobody knows; look again after this.
 local IN_FLIGHT_US = 1000000
 
@@ -141,14 +140,11 @@ function budget.open(was, term, now, server)
   if moved then state.settle_until = state.now + SETTLE_US end
   state.changed = not at or restart or was.server ~= state.server
   for _, limit in ipairs(term.limits) do
-    local kept = was.limits and was.limits[limit.name]
-    if PLACES[limit.name] then
-      -- A day's count outlives a clock that was put right.
-      state.items[#state.items + 1] = opened((not restart or not limit.paced) and kept or nil, limit, state, passed, moved)
-    else
-      state.unknown = state.unknown or {}
-      state.unknown[limit.name] = kept or false
-    end
+    local known, kept = PLACES[limit.name], was.limits and was.limits[limit.name]
+    -- A day's count outlives a clock that was put right.
+    if restart and limit.paced then kept = nil end
+    if known then state.items[#state.items + 1] = opened(kept, limit, state, passed, moved) end
+    if not known then state.unknown = was.limits or {} end
   end
   return state
 end
@@ -282,9 +278,8 @@ end
 
 -- What is to be kept of the budget: plain tables, numbers and texts.
 function budget.saved(state)
-  local kept = {at = state.now, born = state.born, factor = state.factor < 1 and state.factor or nil,
-    server = state.server, why = state.why ~= '' and state.why or nil, refunds = state.refunds or nil, samples = state.samples,
-    limits = {}}
+  local kept = {at = state.now, born = state.born, factor = state.factor < 1 and state.factor or nil, limits = {},
+    server = state.server, why = state.why ~= '' and state.why or nil, refunds = state.refunds or nil, samples = state.samples}
   local function seldom(name) if state[name] ~= 0 then kept[name] = state[name] end end
   for i = 1, #COUNTS do seldom(COUNTS[i]) end
   for i = 1, #TIMES do seldom(TIMES[i]) end
@@ -299,6 +294,6 @@ function budget.saved(state)
     if item.back ~= 0 then limit.back = item.back end
     kept.limits[item.name] = limit
   end
-  for name, limit in pairs(state.unknown or {}) do kept.limits[name] = limit or nil end
+  for name, limit in pairs(state.unknown or {}) do kept.limits[name] = kept.limits[name] or limit end
   return kept
 end
