@@ -8,10 +8,13 @@ repeat of a known request writes as well (lua/request_submit.lua), or it would h
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from tokenweir.connection import Argument, Connection
 from tokenweir.errors import ConfigError, StoreUnavailable
+
+# The command line asks for the names alone, and mustn't wait for the Redis client to load.
+if TYPE_CHECKING:
+    from tokenweir.connection import Argument, Connection
 
 Durability = Literal["aof", "replica", "fsync"]
 

@@ -74,6 +74,17 @@ _ALL = (
         options.add_status,
     ),
     Command(
+        "cancel",
+        "pipeline.cli.cancel:run",
+        "end requests that nobody wants any more",
+        """
+        tokenweir cancel 4f1c2ab09d
+        tokenweir cancel 4f1c2ab09d 77ab01c3fe --json
+        tokenweir cancel - < ids.txt
+        """,
+        options.add_cancel,
+    ),
+    Command(
         "stuck",
         "pipeline.cli.stuck:run_stuck",
         "entries in hand whose owner gives no sign of life",

@@ -88,6 +88,13 @@ def add_status(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
 
 
+def add_cancel(parser: argparse.ArgumentParser) -> None:
+    """`cancel`."""
+    parser.add_argument("ids", nargs="+", metavar="ID", help="requests; a single - reads them from stdin, one a line")
+    parser.add_argument("--json", action="store_true", help="the terminal result of each, one JSON object a line")
+    add_target(parser)
+
+
 def add_stuck(parser: argparse.ArgumentParser) -> None:
     """`stuck`."""
     parser.add_argument("--stage", choices=_STAGES, help="only entries of this stage")

@@ -99,10 +99,11 @@ def _show_request(status: Status) -> None:
     if status.position:
         say(f"position {status.position:,}, about {seconds(status.eta_s)} to go")
     if status.result is not None:
-        say(_summary(status.result))
+        say(summary(status.result))
 
 
-def _summary(result: Result) -> str:
+def summary(result: Result) -> str:
+    """How a request ended, in a line."""
     if not result.ok:
         return f"{result.status}: {result.code}"
     tokens = f"{result.usage.total_tokens:,} tokens"
