@@ -23,6 +23,7 @@ while at <= #ARGV do
   local attempt, result = tonumber(ARGV[at + 5]), nil
   result, at = read_result(at + 6)
   if pending(K.source, group, {entry})[entry] then
+    local carried, mark, inboxes = status_read(result.id, 'entry', 'terminal', 'inbox')
     local letter = {
       'stream', stream, 'entry', entry, 'id', result.id, 'deliveries', deliveries,
       'reason', reason, 'message', message, 'at_ms', at_ms,
@@ -37,10 +38,10 @@ while at <= #ARGV do
       letter[#letter + 1] = i % 2 == 1 and 'field:' .. value or value
     end
     redis.call('XADD', K.dead, 'MAXLEN', '~', dead_kept, '*', unpack(letter))
-    local carried, ours_is = status_get(result.id, 'entry'), carrier(K.source, entry)
+    local ours_is = carrier(K.source, entry)
     local stranger = group == 'classify' and carried and carried ~= ours_is
-    if not stranger and not terminal(result.id, result.replay) then
-      write_result(result, kept, ttl_s, status_get(result.id, 'inbox'), ours_is)
+    if not stranger and not ended(mark, result.replay) then
+      write_result(result, kept, ttl_s, inboxes, ours_is)
       status_set(result.id, 'dead', '1')
     end
     settled(K.source, group, {entry})

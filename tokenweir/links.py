@@ -210,5 +210,7 @@ class Links:
 
 def _misplaced(reply: Any) -> bool:
     """Whether it says that this isn't the primary, or no more, or that the Cluster is looking for one."""
-    forced = isinstance(reply, ResponseError) and str(reply).startswith("UNBLOCKED force")
-    return forced or isinstance(reply, ReadOnlyError | ClusterDownError)
+    if isinstance(reply, ReadOnlyError | ClusterDownError):
+        return True
+    # A primary that has given way lost its replica to its successor.
+    return isinstance(reply, ResponseError) and str(reply).startswith(("UNBLOCKED force", "NOREPLICAS"))

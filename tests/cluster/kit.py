@@ -60,14 +60,20 @@ class Server(Store):
         except RedisError:
             return False
 
+    def follows(self, other: Server) -> bool:
+        """Whether it is a replica of `other`."""
+        role = self.command("ROLE")
+        return role[0] == "slave" and role[2] == other.port  # type: ignore[no-any-return]
+
 
 class Watched:
-    """A primary with its replica, under three Sentinels."""
+    """A primary with its replicas, under three Sentinels."""
 
-    def __init__(self, folder: Path, options: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, options: Sequence[str] = (), *, replicas: int = 1) -> None:
         self._folder = folder
         self.servers = [Server(folder / "a", options)]
-        self.servers.append(Server(folder / "b", [*options, "--replicaof", "127.0.0.1", str(self.servers[0].port)]))
+        behind = [*options, "--replicaof", "127.0.0.1", str(self.servers[0].port)]
+        self.servers += [Server(folder / name, behind) for name in "bc"[:replicas]]
         self._sentinels: list[subprocess.Popen[bytes]] = []
         self.ports = [free_port() for _ in range(3)]
         hosts = ",".join(f"127.0.0.1:{port}" for port in self.ports)
@@ -82,7 +88,7 @@ class Watched:
 
     @property
     def replica(self) -> Server:
-        """The other one."""
+        """The other one, or the first of the others."""
         return next(server for server in self.servers if not server.primary)
 
     def start(self) -> None:
@@ -95,9 +101,17 @@ class Watched:
             self._sentinels.append(self._sentinel(own, port, ids))
         wait_until(self._watched, 20, why="the Sentinels don't agree")
 
+    def cut_off(self) -> Server:
+        """Hold the replica up, and have what it would be sent from now on lost to it; returns it."""
+        primary, replica = self.primary, self.replica
+        replica.hold()
+        primary.command("CLIENT", "KILL", "TYPE", "replica")
+        return replica
+
     def linked(self) -> bool:
-        """Whether the replica follows the primary."""
-        return bool(self.replica.client.info("replication")["master_link_status"] == "up")
+        """Whether all replicas follow the primary."""
+        states = [server.client.info("replication").get("master_link_status") for server in self.servers[1:]]
+        return set(states) == {"up"}
 
     def stop(self) -> None:
         """End all of it."""
@@ -112,9 +126,10 @@ class Watched:
 
     def _sentinel(self, own: str, port: int, ids: Sequence[str]) -> subprocess.Popen[bytes]:
         """A Sentinel that knows the others already: finding them out takes seconds."""
-        a, b = self.servers
+        first, *others = self.servers
         lines = [f"port {port}", "bind 127.0.0.1", f"sentinel myid {own}"]
-        lines += [f"sentinel monitor {NAME} 127.0.0.1 {a.port} 2", f"sentinel known-replica {NAME} 127.0.0.1 {b.port}"]
+        lines.append(f"sentinel monitor {NAME} 127.0.0.1 {first.port} 2")
+        lines += [f"sentinel known-replica {NAME} 127.0.0.1 {server.port}" for server in others]
         lines += [f"sentinel down-after-milliseconds {NAME} {round(DOWN_AFTER_S * 1000)}"]
         lines += [f"sentinel failover-timeout {NAME} 3000", f'logfile "{self._folder}/sentinel{port}.log"']
         for other, at in zip(ids, self.ports, strict=True):
@@ -133,14 +148,17 @@ class Watched:
             return False
         flags = [each["flags"] for each in (*seen, *replicas)]
         offsets = [each["slave-repl-offset"] for each in replicas]
-        return set(flags) <= {"master", "slave"} and len(offsets) == 3 and "0" not in offsets
+        known = 3 * (len(self.servers) - 1)
+        return set(flags) <= {"master", "slave"} and len(offsets) == known and "0" not in offsets
 
 
 class Cluster:
     """Three primaries that share the slots, each with `replicas` replicas."""
 
     def __init__(self, folder: Path, *, replicas: int = 1) -> None:
-        options = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(round(DOWN_AFTER_S * 1000))]
+        # Without the first, one dead primary would stop the pools of all others.
+        options = ["--cluster-require-full-coverage", "no", "--cluster-enabled", "yes"]
+        options += ["--cluster-node-timeout", str(round(DOWN_AFTER_S * 1000))]
         names = [f"{letter}{number}" for number in range(1 + replicas) for letter in "abc"]
         self.servers = [Server(folder / name, [*options, "--cluster-port", str(free_port())]) for name in names]
         self.url = "redis+cluster://" + ",".join(server.address for server in self.servers[:3])
@@ -210,12 +228,12 @@ class Cluster:
         target.command("CLUSTER", "SETSLOT", slot, "IMPORTING", self.id(source))
         source.command("CLUSTER", "SETSLOT", slot, "MIGRATING", self.id(target))
 
-    def move_keys(self, slot: int, source: Server, target: Server, *, most: int = 10_000) -> int:
-        """Move so many keys of it; returns how many there were."""
-        keys = source.command("CLUSTER", "GETKEYSINSLOT", slot, most)
-        for key in keys:
-            source.command("MIGRATE", "127.0.0.1", target.port, key, 0, 5000)
-        return len(keys)
+    def move_keys(self, slot: int, source: Server, target: Server, *, most: int = 1_000_000) -> None:
+        """Move so many keys of it, or all."""
+        while most > 0 and (keys := source.command("CLUSTER", "GETKEYSINSLOT", slot, min(most, 1000))):
+            for key in keys:
+                source.command("MIGRATE", "127.0.0.1", target.port, key, 0, 5000)
+            most -= len(keys)
 
     def end_move(self, slot: int, target: Server) -> None:
         """The slot is the target's, and everybody knows."""
