@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- End the pauses of deployments and the narrowing of their rates, as an operator who mended the cause wants it.
 --
 -- KEYS  limits deferred backlog:meta *

@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- Put the configured limits in place, unless they were put there before: what an operator set live stays.
 --
 -- KEYS  limits *

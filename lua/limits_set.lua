@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- Put other limits in force, for all workers at once: every decision from now on counts with them.
 --
 -- KEYS  limits deferred backlog:meta

@@ -22,7 +22,7 @@ from pipeline.limits import explain
 from pipeline.loop import LoopSettings, StageLoop
 from pipeline.metrics import Metrics
 from pipeline.stage import Stage
-from pipeline.store import Store
+from pipeline.store import LONGEST_WAIT_S, Store
 from pipeline.store.health import unfit
 from pipeline.store.outage import FORBIDDEN_WAIT_S
 from pipeline.store.overview import overview
@@ -31,6 +31,8 @@ from tokenweir.keys import Keys
 
 log = structlog.get_logger()
 
+# How often what was heard is passed on, and slots that have changed are told.
+_BEAT_S = 0.25
 # How stale a reader may be and the process still count as able to claim work.
 _READ_WITHIN_S = 10.0
 
@@ -159,12 +161,13 @@ class Worker:
                     now_ms = await store.gate.beat(premium_slots=slots[0], edge_slots=slots[1], ttl_ms=ttl_ms)
                     store.learn_time(now_ms)
                     offered, at = slots, time.monotonic()
+                store.outage.over(self)
             except StoreUnavailable as error:
-                store.outage.failed(error)
+                store.outage.failed(error, self)
                 if error.forbidden:
                     await asyncio.sleep(FORBIDDEN_WAIT_S)
             self._metrics.outages_lasted(store.outage.seconds_total)
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(_BEAT_S if store.outage.serving else LONGEST_WAIT_S)
 
     async def _bow_out(self, store: Store) -> None:
         try:
@@ -178,8 +181,7 @@ class Worker:
         async def refresh() -> None:
             try:
                 gauges.show(await overview(store.control))
-            except StoreUnavailable as error:
-                store.outage.failed(error)
+            except StoreUnavailable:
                 gauges.show(None)
 
         def ready() -> str:

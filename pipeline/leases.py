@@ -15,7 +15,7 @@ import structlog
 from pipeline.hands import Hands
 from pipeline.metrics import Metrics
 from pipeline.stage import Stage
-from pipeline.store import Entry, Store
+from pipeline.store import LONGEST_WAIT_S, Entry, Store
 from tokenweir.errors import StoreUnavailable
 from tokenweir.keys import GROUPS
 
@@ -57,7 +57,7 @@ class Leases:
                 try:
                     lost = await self._store.streams.renew(lane, entry_ids)
                 except StoreUnavailable as error:
-                    self._store.outage.failed(error)
+                    self._failed("leases_not_renewed", lane, error)
                     continue
                 still = {entry_id for entry_id in lost if entry_id in self._hands}
                 # What has just been acknowledged isn't ours any more either, but out of our hands in a moment.
@@ -72,15 +72,21 @@ class Leases:
         """About every quarter lease, take over what has been left for a lease; nothing more once `stop` is set."""
         while not stop.is_set():
             await asyncio.sleep(self._lease_s / 4 * random.uniform(0.75, 1.25))
-            if stop.is_set():
-                return
             for lane in self._lanes:
+                # After an outage everybody's lease is over, though their owners live and are about to renew them.
+                if stop.is_set() or self._store.outage.served_s < self._lease_s / 4 + 2 * LONGEST_WAIT_S:
+                    break
                 try:
                     on_taken(await self._reclaim(lane))
                 except StoreUnavailable as error:
-                    self._store.outage.failed(error)
+                    self._failed("reclaim_failed", lane, error)
                     if error.forbidden:
                         break  # it isn't this lane that is the trouble
+
+    def _failed(self, event: str, lane: str, error: StoreUnavailable) -> None:
+        """Say it, unless an outage is the reason, which has been said."""
+        if self._store.outage.serving:
+            log.warning(event, lane=lane, reason=str(error), effect="it is tried again in a quarter of a lease")
 
     async def _reclaim(self, lane: str) -> list[Entry]:
         """One look at one lane."""

@@ -133,9 +133,9 @@ class StageLoop:
             try:
                 await self._know_reader()  # an order to read may have taken it to another node
                 entries, crowded = await self._read(turn, crowded=crowded)
-                self._store.outage.over()
+                self._store.outage.over(self)
             except StoreUnavailable as error:
-                self._store.outage.failed(error)
+                self._store.outage.failed(error, self)
                 await asyncio.sleep(FORBIDDEN_WAIT_S if error.forbidden else random.uniform(0.05, 0.2))
                 entries = await self._store.outage.insist(self._recover)
             self.last_read = time.monotonic()

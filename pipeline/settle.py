@@ -20,7 +20,7 @@ from pipeline.message import Request
 from pipeline.metrics import Metrics
 from pipeline.outcome import Admit, Dead, Done, Drain, Forward, Late, Leave, Outcome, PassOn, Retry
 from pipeline.stage import Delivery
-from pipeline.store import Entry, Store
+from pipeline.store import LONGEST_WAIT_S, Entry, Store
 from tokenweir.errors import ErrorCode, StoreUnavailable
 from tokenweir.keys import GROUPS
 from tokenweir.wire import Result, ResultStatus
@@ -30,7 +30,6 @@ log = structlog.get_logger()
 MOST_AT_ONCE = 128
 # How much of the backlog one drain moves: bounds the time of a script call.
 MOST_DRAINED = 64
-_LOOK_AGAIN_S = 0.5
 _REFUSALS: dict[str, tuple[ErrorCode, str]] = {
     "too_large": ("too_large_for_limit", "needs more tokens than any deployment of the pool allows in a window"),
     "expired": ("deadline_exceeded", "its deadline passed before it could be started"),
@@ -217,10 +216,10 @@ class Settler:
             drained = await self._store.gate.drain(list(self._notices), most=MOST_DRAINED)
         except StoreUnavailable as error:
             # The notices stay in hand and pending: look again soon, whatever comes first.
-            self._store.outage.failed(error)
-            self._look_at = asyncio.get_running_loop().time() + _LOOK_AGAIN_S
+            self._store.outage.failed(error, self)
+            self._look_at = asyncio.get_running_loop().time() + LONGEST_WAIT_S
             return
-        self._store.outage.over()
+        self._store.outage.over(self)
         self._metrics.drained(drained.premium, drained.edge)
         self._look_at = asyncio.get_running_loop().time() + drained.wait_us / 1e6 if drained.kept else None
         ended = [entry_id for entry_id in self._notices if entry_id != drained.kept]

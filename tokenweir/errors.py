@@ -128,3 +128,8 @@ class StoreUnavailable(TokenweirError):
     def forbidden(self) -> bool:
         """Whether Redis answered that this user may not: a right is missing, or the password is wrong."""
         return any(word in str(self) for word in _FORBIDDEN)
+
+    @property
+    def full(self) -> bool:
+        """Whether Redis answered that it is at its `maxmemory`: nothing was written."""
+        return "OutOfMemoryError" in str(self)

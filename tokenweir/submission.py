@@ -9,11 +9,13 @@ from lua import load
 from tokenweir.connection import Argument, Call, Connection, insist
 from tokenweir.draft import Draft
 from tokenweir.durability import Wait
-from tokenweir.errors import PoolClosed, QueueFull
+from tokenweir.errors import PoolClosed, QueueFull, StoreUnavailable
 
 _SUBMIT = load("request_submit")
 _AT_ONCE: Final = 500
 _SHORTEST_RETRY_S, _LONGEST_RETRY_S = 1.0, 60.0
+# How soon work frees memory can't be told.
+_FULL_RETRY_S: Final = 5.0
 
 
 class Submission:
@@ -66,6 +68,18 @@ class Submission:
 
     async def _put(self, calls: Sequence[Call]) -> list[Any]:
         """The answers of the script, once the requests are as safe as was asked for."""
+        try:
+            return await self._run(calls)
+        except StoreUnavailable as error:
+            if not error.full:
+                raise
+            raise QueueFull(
+                "Redis is at its maxmemory and takes nothing in; workers empty it: "
+                f"try again in {_FULL_RETRY_S:.0f} s, or give it more memory",
+                retry_after_s=_FULL_RETRY_S,
+            ) from error
+
+    async def _run(self, calls: Sequence[Call]) -> list[Any]:
         if not self._wait.words:
             return await self._connection.run_many(_SUBMIT, calls)
         *answers, waited = await self._connection.run_many(_SUBMIT, calls, behind=self._wait.words)

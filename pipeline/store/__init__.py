@@ -11,12 +11,23 @@ from pipeline.config import Pool
 from pipeline.store.cancelled import Cancelled
 from pipeline.store.deltas import Deltas
 from pipeline.store.gate import Drained, Gate, Verdict
-from pipeline.store.outage import Outage
+from pipeline.store.outage import LONGEST_WAIT_S, Outage
 from pipeline.store.streams import Entry, Reclaimed, Streams
 from tokenweir.connection import Connection, connect
 from tokenweir.keys import Keys
 
-__all__ = ["Connection", "Drained", "Entry", "Gate", "Outage", "Reclaimed", "Store", "Streams", "Verdict"]
+__all__ = [
+    "LONGEST_WAIT_S",
+    "Connection",
+    "Drained",
+    "Entry",
+    "Gate",
+    "Outage",
+    "Reclaimed",
+    "Store",
+    "Streams",
+    "Verdict",
+]
 
 
 class Store:
@@ -30,7 +41,7 @@ class Store:
         self.consumer = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self.control = Connection(connect(url, max_connections=4), keys)
         self.outage = Outage()
-        self.deltas = Deltas(self.control, self.outage)
+        self.deltas = Deltas(self.control)
         first = pool.deployments[0]
         self.streams = Streams(
             self.control,

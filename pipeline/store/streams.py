@@ -16,13 +16,12 @@ from pipeline.message import encode
 from pipeline.outcome import Dead, Done, Failure, Forward, Retry
 from pipeline.store.rows import request_rows, result_row
 from tokenweir.connection import CALL_TIMEOUT_S, Argument, Connection
-from tokenweir.errors import StoreUnavailable
 from tokenweir.keys import GROUPS
 from tokenweir.wire import Result
 
 _FORWARD, _FINISH, _BURY, _RETRY = (load(f"entries_{verb}") for verb in ("forward", "finish", "bury", "retry"))
 _RECLAIM, _RELEASE = load("entries_reclaim"), load("entries_release")
-_RENEW, _PRUNE = load("leases_renew"), load("consumers_prune")
+_RENEW, _PRUNE, _GROUP = load("leases_renew"), load("consumers_prune"), load("groups_make")
 DEAD_KEPT = 100_000
 
 
@@ -80,16 +79,7 @@ class Streams:
 
     async def make_groups(self, lanes: Sequence[str]) -> int:
         """Make the group of each lane, from its first entry on; returns how many were missing."""
-        made = 0
-        for lane in lanes:
-            words = ("XGROUP", "CREATE", self._keys.key(lane), GROUPS[lane], "0", "MKSTREAM")
-            try:
-                await self._connection.command(*words)
-                made += 1
-            except StoreUnavailable as error:
-                if "BUSYGROUP" not in str(error):
-                    raise
-        return made
+        return sum([await self._connection.run(_GROUP, [GROUPS[lane]], bind=self._source(lane)) for lane in lanes])
 
     async def read(
         self, reader: Connection, lanes: Sequence[str], *, count: int, block_ms: int | None = None, own: bool = False

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from pipeline.store.deltas import Deltas
-from pipeline.store.outage import Outage
 from tests.client.actors import Worker, waited_for
 from tests.support import eventually
 from tokenweir import Client, Event, ResultTimeout, Ticket
@@ -54,7 +53,7 @@ async def test_status_follows_the_request(client: Client, worker: Worker) -> Non
 
 async def test_a_stream_brings_pieces_then_the_result(client: Client, worker: Worker) -> None:
     """I see the answer grow; when an attempt failed half-way, the next one's pieces say that they start over."""
-    deltas = Deltas(worker.connection, Outage())
+    deltas = Deltas(worker.connection)
     events: list[Event] = []
     async with asyncio.TaskGroup() as group:
         group.create_task(_collect(client, events, "mine"))

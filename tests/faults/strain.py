@@ -64,7 +64,8 @@ def no_hot_loop(rig: Rig, *, of: tuple[str, ...] = ("lines", "connections", "ref
     figures: dict[str, float] = {}
     yield figures
     figures |= Strain.of(rig).since(before, seconds=time.monotonic() - began, workers=workers)
-    assert {name: rate for name, rate in figures.items() if name in of and rate > HOT} == {}
+    hot = {name: rate for name, rate in figures.items() if name in of and rate > HOT}
+    assert hot == {}, f"a second and worker: {hot}"
 
 
 def let_pass(seconds: float) -> None:
