@@ -68,7 +68,7 @@ class Outage:
             self._failing.discard(caller)
 
     def failed(self, error: StoreUnavailable, caller: object) -> None:
-        """Note that a call of somebody who will call again failed; logged when it begins, or turns out to be of rights."""
+        """Note that a call of somebody who will call again failed. Said once, and once more if a right is missing."""
         self._failing.add(caller)
         cure = "see `tokenweir check`; work goes on when Redis does"
         if self.began is None:
