@@ -51,8 +51,7 @@ local function end_call(call, deployment, at, prompt, output, how, a, b)
   elseif how == 3 then
     budget.pause(state, now + a, at, 'limiter', true)
   else
-    local used = how == 1 and at >= state.born and budget.cost(a, b) or nil
-    budget.settle(state, budget.cost(prompt, output), used, at)
+    if how == 1 and at >= state.born then budget.settle(state, budget.cost(prompt, output), budget.cost(a, b), at) end
     if how ~= 4 then budget.passed(state, at) end
   end
 end

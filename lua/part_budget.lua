@@ -83,33 +83,35 @@ local function less_foreign(item, was, state)
   item.rate = max(0.02 * item.rate, min(item.rate, item.allowed / item.limit.window_us - item.foreign))
 end
 
+local UNKNOWN = {}
 local function opened(was, limit, state, passed, moved)
-  local told = was and was.told or limit.limit
+  local known = was or UNKNOWN
+  local told = known.told or limit.limit
   local share = min(1, told / limit.limit)
-  local item = {limit = limit, name = limit.name, place = PLACES[limit.name], paced = limit.paced, told = told}
-  item.allowed, item.capacity = limit.limit * share, limit.capacity * share
-  item.rate = limit.rate * share * state.factor
-  if was and was.slot_us == limit.slot_us then
-    item.first, item.charges, item.used = was.first, was.charges, was.used
-  else
+  local allowed, first, charges, used, cum = limit.limit * share, known.first, known.charges, known.used or 0, known.cum or 0
+  if known.slot_us ~= limit.slot_us then
     -- A window that was changed while running: all of it counts as charged just now, which is the safe side.
-    item.used = was and was.used or 0
-    item.first, item.charges = slot_of(limit, state.now), {item.used}
+    first, charges = slot_of(limit, state.now), {used}
   end
-  if state.term.feedback and limit.paced then less_foreign(item, was or {}, state) end
+  local gross, net, spare
+  if limit.name == 'tpm' and state.term.settlement == 'auto' then
+    -- What the provider's own bucket lacks, if it never refunds and if it always does.
+    local refilled = passed * allowed / limit.window_us
+    gross, net = max(0, (known.gross or 0) - refilled), max(0, (known.net or 0) - refilled)
+    spare = known.spare or 0
+  end
+  -- In one piece: a table that grows field by field is made anew five times.
+  local item = {
+    limit = limit, name = limit.name, place = PLACES[limit.name], paced = limit.paced, told = told, allowed = allowed,
+    capacity = limit.capacity * share, rate = limit.rate * share * state.factor, level = 0, first = first, charges = charges,
+    used = used, cum = cum, debt = known.debt or 0, base = moved and cum or known.base or 0,
+    back = not moved and known.back or 0, gross = gross, net = net, spare = spare,
+  }
+  if state.term.feedback and limit.paced then less_foreign(item, known, state) end
   if was then
     item.level = min(item.capacity, was.level + passed * item.rate)
   else
     item.level, state.born, state.changed = min(item.capacity, limit.cold), state.now, true
-  end
-  was = was or {}
-  item.cum, item.debt = was.cum or 0, was.debt or 0
-  item.base, item.back = moved and item.cum or was.base or 0, not moved and was.back or 0
-  if limit.name == 'tpm' and state.term.settlement == 'auto' then
-    -- What the provider's own bucket lacks, if it never refunds and if it always does.
-    local refilled = passed * item.allowed / limit.window_us
-    item.gross, item.net = max(0, (was.gross or 0) - refilled), max(0, (was.net or 0) - refilled)
-    item.spare = was.spare or 0
   end
   roll(item, state.now)
   return item
@@ -127,15 +129,16 @@ function budget.open(was, term, now, server)
   -- stands still. By more than a window it was wrong before: start cold, or the budget would be closed as long.
   local restart = at ~= nil and at - now > longest
   local back = restart and at - now or 0
-  local state = {now = restart and now or max(now, at or now), term = term, items = {}}
-  local passed = restart and 0 or state.now - (at or now)
-  for _, name in ipairs(COUNTS) do state[name] = was[name] or 0 end
-  for _, name in ipairs(TIMES) do state[name] = max(0, (was[name] or 0) - back) end
-  state.settle_until = min(state.settle_until, state.now + SETTLE_US)
-  state.born = not restart and was.born or state.now
-  state.why, state.refunds, state.samples = was.why or '', was.refunds or false, was.samples
-  state.factor = min(1, (was.factor or 1) + passed * HEALING)
-  state.server = server or was.server
+  local at_now = restart and now or max(now, at or now)
+  local passed = restart and 0 or at_now - (at or now)
+  local state = {
+    now = at_now, term = term, items = {}, granted = was.granted or 0, in_flight = was.in_flight or 0,
+    heard_at = 0, probe_at = 0, paused_at = 0, settle_until = 0, pause_until = 0, hold_at = 0,
+    born = not restart and was.born or at_now, why = was.why or '', refunds = was.refunds or false, samples = was.samples,
+    factor = min(1, (was.factor or 1) + passed * HEALING), server = server or was.server, changed = false,
+  }
+  for i = 1, #TIMES do state[TIMES[i]] = max(0, (was[TIMES[i]] or 0) - back) end
+  state.settle_until = min(state.settle_until, at_now + SETTLE_US)
   local moved = was.server ~= nil and was.server ~= state.server
   if moved then state.settle_until = state.now + SETTLE_US end
   state.changed = not at or restart or was.server ~= state.server

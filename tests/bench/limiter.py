@@ -34,6 +34,7 @@ _WORST_LIMIT = 200
 _REFUSED_LIMIT = 10
 # 12 callers in turn, each of them a process: what a fleet of workers under a few thousand RPM does.
 _CONTENDED_PACE_S = 0.02
+_REHEARSAL_S = 0.1
 _REPO = Path(__file__).parents[2]
 
 
@@ -182,21 +183,24 @@ async def contended(target: Target, *, seconds: float) -> list[dict[str, Any]]:
         running = [Process(Path(sys.executable), "ours") for _ in range(PROCESSES)]
         for one in running:
             ends.callback(one.close)
+        rehearsal = Job(
+            url=target.tcp_url,
+            variant="reserve",
+            key="rehearsal",
+            limit=_NEVER,
+            window_s=_WINDOW_S,
+            callers=1,
+            seconds=_REHEARSAL_S,
+        )
+        # Until all have started: a dozen interpreters that begin keep two cores busy for seconds.
+        _together(running, [rehearsal] * PROCESSES)
         for name, pace_s in (("each 50 a second", _CONTENDED_PACE_S), ("as fast as they can", 0.0)):
-            job = Job(
-                url=target.tcp_url,
-                variant="reserve",
-                key=f"contended-{pace_s}",
-                limit=_NEVER,
-                window_s=_WINDOW_S,
-                callers=1,
-                seconds=seconds,
-                pace_s=pace_s,
-                start_at=time.time() + 3,  # by then all have started and connected
+            job = rehearsal._replace(
+                key=f"contended-{pace_s}", seconds=seconds, pace_s=pace_s, start_at=time.time() + 1
             )
-            for one in running:
-                one.send(job)
-            answers = [one.answer() for one in running]
+            # As one process has its callers begin: one after the other.
+            starts = [job.start_at + pace_s * place / PROCESSES for place in range(PROCESSES)]
+            answers = _together(running, [job._replace(start_at=start_at) for start_at in starts])
             if failed := next((answer["failed"] for answer in answers if "failed" in answer), None):
                 return [{"load": name, "failed": failed}]
             rows.append(
@@ -209,6 +213,13 @@ async def contended(target: Target, *, seconds: float) -> list[dict[str, Any]]:
                 }
             )
     return rows
+
+
+def _together(running: list[Process], jobs: list[Job]) -> list[dict[str, Any]]:
+    """A job for each process, all at the same time; their answers."""
+    for one, job in zip(running, jobs, strict=True):
+        one.send(job)
+    return [one.answer() for one in running]
 
 
 def best_peer(rows: list[dict[str, Any]], callers: str = "128") -> float:
