@@ -90,7 +90,8 @@ _ALL = (
         "entries in hand whose owner gives no sign of life",
         """
         tokenweir stuck
-        tokenweir stuck --stage premium --min-idle 0
+        tokenweir stuck --stage premium --owner pod-7:12:a1b2c3 --min-idle 0
+        tokenweir stuck --deliveries 2 --json
         """,
         options.add_stuck,
     ),
@@ -110,9 +111,9 @@ _ALL = (
         "pipeline.cli.dead:run",
         "list, show, replay or drop dead letters",
         """
-        tokenweir dead list
+        tokenweir dead list --reason deliveries
         tokenweir dead replay --all --dry-run
-        tokenweir dead drop 1753360000000-0
+        tokenweir dead drop --older 604800 --dry-run
         """,
         options.add_dead,
     ),

@@ -95,28 +95,35 @@ def add_cancel(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
 
 
+def _add_entries(parser: argparse.ArgumentParser) -> None:
+    """Which entries in hand are meant."""
+    which = parser.add_argument_group("which; all that is given must hold")
+    which.add_argument("--id", action="append", metavar="ID", help="this request; may be repeated")
+    which.add_argument("--entry", action="append", metavar="ENTRY", help="this entry; may be repeated")
+    which.add_argument("--stage", choices=_STAGES, help="entries of this stage")
+    which.add_argument("--owner", metavar="NAME", help="entries that this consumer holds")
+    which.add_argument("--deliveries", type=_count, metavar="N", help="delivered at least so often")
+    which.add_argument(
+        *("--min-idle", "--idle"),
+        type=_not_negative,
+        metavar="S",
+        help="without a sign of life for so long (default: the lease)",
+    )
+
+
 def add_stuck(parser: argparse.ArgumentParser) -> None:
     """`stuck`."""
-    parser.add_argument("--stage", choices=_STAGES, help="only entries of this stage")
-    parser.add_argument(
-        "--min-idle", type=_not_negative, metavar="S", help="without a sign of life for so long (default: the lease)"
-    )
+    _add_entries(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     add_target(parser)
 
 
 def add_replay(parser: argparse.ArgumentParser) -> None:
     """`replay`."""
-    which = parser.add_argument_group("which; all that is given must hold")
-    which.add_argument("--id", action="append", metavar="ID", help="this request; may be repeated")
-    which.add_argument("--entry", action="append", metavar="ENTRY", help="this entry; may be repeated")
-    which.add_argument("--stage", choices=_STAGES, help="entries of this stage")
-    which.add_argument("--owner", metavar="NAME", help="entries that this consumer holds")
-    which.add_argument("--all", action="store_true", help="every entry that is idle for long enough")
-    parser.add_argument(
-        "--min-idle", type=_not_negative, metavar="S", help="without a sign of life for so long (default: the lease)"
-    )
+    _add_entries(parser)
+    parser.add_argument("--all", action="store_true", help="every entry that is idle for long enough")
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    parser.add_argument("--json", action="store_true", help="print what was done for machines")
     add_target(parser)
 
 
@@ -124,9 +131,14 @@ def add_dead(parser: argparse.ArgumentParser) -> None:
     """`dead`."""
     parser.add_argument("action", choices=("list", "show", "replay", "drop"), help="what to do")
     parser.add_argument("letters", nargs="*", metavar="LETTER", help="entry ids of dead letters, as `dead list` shows")
-    parser.add_argument("--all", action="store_true", help="replay: every letter that can be")
+    which = parser.add_argument_group("which, in place of letters; all that is given must hold")
+    which.add_argument("--id", action="append", metavar="ID", help="of this request; may be repeated")
+    which.add_argument("--stage", choices=_STAGES, help="that died in this stage")
+    which.add_argument("--reason", metavar="WORD", help="that died of this, e.g. deliveries")
+    which.add_argument("--older", type=_not_negative, metavar="S", help="that died longer ago than this")
+    which.add_argument("--all", action="store_true", help="replay: every letter that can be")
     parser.add_argument("--dry-run", action="store_true", help="replay, drop: say what would be done")
-    parser.add_argument("--json", action="store_true", help="list, show: one JSON object a line")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line; replay, drop: one in all")
     add_target(parser)
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from lua import load
 from pipeline.message import Request, decode, encode
-from tokenweir.connection import Argument, Connection
+from tokenweir.connection import Argument, Call, Connection
 from tokenweir.keys import INGEST_LANES, valid_id
 
 _REPLAY = load("dead_replay")
@@ -77,32 +77,42 @@ class Letters:
         """Delete letters for good; returns how many there were."""
         return int(await self._connection.command("XDEL", self._key, *letters)) if letters else 0
 
-    async def next_life(self, letter: Letter) -> int:
-        """The number of its next life: above every life that was opened or has its result."""
-        status = self._connection.keys.status(letter.id)
-        opened = await self._connection.command("HMGET", status, "replay", "terminal")
-        lived = letter.request.replay if letter.request else _number(letter.fields.get(b"replay"))
-        return max(lived, *(_number(text) for text in opened)) + 1
+    async def next_lives(self, letters: Sequence[Letter]) -> list[tuple[Letter, int]]:
+        """The number of each one's next life: above every life of its request that was opened or has its result."""
+        status = self._connection.keys.status
+        words = [("HMGET", status(letter.id), "replay", "terminal") for letter in letters]
+        opened = await self._connection.commands(words) if words else []
+        numbers: dict[str, int] = {}
+        for letter, known in zip(letters, opened, strict=True):
+            lived = letter.request.replay if letter.request else _number(letter.fields.get(b"replay"))
+            numbers[letter.id] = max(numbers.get(letter.id, 0), lived, *map(_number, known))
+        lives = []
+        for letter in letters:  # a request may have died in several of its lives
+            numbers[letter.id] += 1
+            lives.append((letter, numbers[letter.id]))
+        return lives
 
-    async def replay(self, letter: Letter) -> str:
-        """Put the request back in under its next number; returns its new entry, or '' when the letter has gone.
+    async def replay(self, letters: Sequence[Letter]) -> list[tuple[Letter, int]]:
+        """Put requests back in under their next numbers, in one round trip; 0 = the letter has gone meanwhile.
 
         Raises:
-            ValueError: it has no `target`.
+            ValueError: one has no `target`; nothing was done.
+            StoreUnavailable: Redis didn't answer or refused: some may be back in. Again is harmless.
         """
-        if not letter.target:
-            raise ValueError(f"{letter.letter} holds no request that could be replayed")
-        number = await self.next_life(letter)
-        request = letter.request
-        raw = letter.fields.get(b"metadata", b"{}")
-        told = (int(request.stream), bytes(request.metadata)) if request else (0, raw)
-        args: list[Argument] = [letter.letter, number, *told]
-        for name, value in _next_fields(letter, number).items():
-            args += (name, value)
-        keys = self._connection.keys
-        bind = {"<status>": keys.status(letter.id), "<target>": keys.key(letter.target)}
-        entry: bytes = await self._connection.run(_REPLAY, args, bind=bind)
-        return entry.decode()
+        for letter in letters:
+            if not letter.target:
+                raise ValueError(f"{letter.letter} holds no request that could be replayed")
+        keys, calls, lives = self._connection.keys, [], await self.next_lives(letters)
+        for letter, number in lives:
+            request = letter.request
+            raw = letter.fields.get(b"metadata", b"{}")
+            told = (int(request.stream), bytes(request.metadata)) if request else (0, raw)
+            args: list[Argument] = [letter.letter, number, *told]
+            for name, value in _next_fields(letter, number).items():
+                args += (name, value)
+            calls.append(Call({"<status>": keys.status(letter.id), "<target>": keys.key(letter.target)}, args))
+        entries = await self._connection.run_many(_REPLAY, calls)
+        return [(letter, number if entry else 0) for (letter, number), entry in zip(lives, entries, strict=True)]
 
 
 def _next_fields(letter: Letter, number: int) -> dict[bytes, bytes]:

@@ -132,8 +132,44 @@ async def test_two_operators_replay_a_letter_once(hands: Hands) -> None:
     letters = Letters(hands.store.control)
     (letter,) = [letter async for letter in letters.all()]
 
-    first, second = await letters.replay(letter), await letters.replay(letter)
+    first, second = await letters.replay([letter]), await letters.replay([letter])
 
-    assert first
-    assert second == ""
+    assert first == [(letter, 1)]
+    assert second == [(letter, 0)]
     assert len(await hands.fields("gate:standard")) == 1
+
+
+async def test_a_request_that_died_twice_gets_two_lives(cli: Cli, hands: Hands) -> None:
+    """Two letters of one request that are replayed together begin lives of different numbers."""
+    for _ in range(2):
+        await _inner(hands)
+
+    ended = cli("dead", "replay", "--all", "--json")
+
+    report = json.loads(ended.stdout)
+    assert [letter["replay"] for letter in report["letters"]] == [1, 2]
+    assert [decode(fields[b"request"]).replay for fields in await hands.fields("gate:standard")] == [1, 2]
+
+
+async def test_letters_are_chosen_by_request_stage_reason_and_age(cli: Cli, hands: Hands) -> None:
+    """Every option narrows the choice, for listing, replaying and dropping alike."""
+    cli("submit", "x", "--id", "early")
+    await hands.bury("ingest", "early")
+    await _inner(hands)
+
+    def chosen(*words: str) -> list[str]:
+        return [json.loads(line)["id"] for line in cli("dead", "list", "--json", *words).stdout.splitlines()]
+
+    assert chosen("--stage", "classify") == ["early"]
+    assert chosen("--id", "d-1") == ["d-1"]
+    assert chosen("--reason", "deliveries", "--older", "60") == ["early", "d-1"]
+    assert chosen("--reason", "unreadable") == chosen("--older", "1e9") == []
+    assert "would replay 1 letter" in cli("dead", "replay", "--stage", "gate", "--dry-run").stdout
+    assert json.loads(cli("dead", "drop", "--id", "early", "--json").stdout) == {"dry_run": False, "dropped": 1}
+    assert chosen() == ["d-1"]
+
+
+async def test_letters_are_named_or_chosen(cli: Cli) -> None:
+    """Names and options at once are a mistake, and so is dropping without saying what."""
+    assert cli("dead", "drop").returncode == 2
+    assert cli("dead", "replay", "1-1", "--stage", "gate").returncode == 2

@@ -108,3 +108,33 @@ async def test_an_owner_that_came_back_keeps_its_entry(cli: Cli, hands: Hands) -
     await hands.store.control.command(*words)
 
     assert await views.release(seen, idle_s=31) == []
+
+
+async def test_owner_and_deliveries_choose_what_is_listed(cli: Cli, hands: Hands) -> None:
+    """`stuck` narrows by the same options as `replay`."""
+    for name in ("s-1", "s-2"):
+        cli("submit", "x", "--id", name)
+    first, _ = await hands.take("ingest")
+    words = ("XCLAIM", hands.store.keys.key("ingest"), "classify", "another", 0, first.id, "RETRYCOUNT", 3)
+    await hands.store.control.command(*words)
+
+    def listed(*words: str) -> list[str]:
+        return [
+            json.loads(line)["request"] for line in cli("stuck", "--idle", "0", "--json", *words).stdout.splitlines()
+        ]
+
+    assert listed("--owner", hands.store.consumer) == ["s-2"]
+    assert listed("--deliveries", "2") == listed("--entry", first.id) == ["s-1"]
+    assert listed("--id", "s-2") == ["s-2"]
+
+
+async def test_replay_speaks_to_machines(cli: Cli, hands: Hands) -> None:
+    """`replay --json` says how many were replayed, and which."""
+    cli("submit", "x", "--id", "s-1")
+    await hands.take("ingest")
+
+    dry = json.loads(cli("replay", "--id", "s-1", "--idle", "0", "--dry-run", "--json").stdout)
+    done = json.loads(cli("replay", "--id", "s-1", "--idle", "0", "--json").stdout)
+
+    assert (dry["dry_run"], dry["replayed"], done["dry_run"], done["replayed"]) == (True, 1, False, 1)
+    assert [entry["request"] for entry in done["entries"]] == ["s-1"]
