@@ -16,9 +16,10 @@ from lua import load
 from tokenweir.cancellation import cancel
 from tokenweir.connection import Connection, connect, insist
 from tokenweir.draft import Content, Draft, as_draft, checked_id
+from tokenweir.durability import Durability
 from tokenweir.errors import ConfigError, RequestError, ResultTimeout
 from tokenweir.inbox import Inbox, Listener
-from tokenweir.keys import Durability, Keys
+from tokenweir.keys import Keys
 from tokenweir.reader import GroupReader, tail
 from tokenweir.submission import Submission
 from tokenweir.wire import Class, Event, Result, Status, Ticket, status_from_fields

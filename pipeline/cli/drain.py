@@ -112,7 +112,7 @@ def _report(pool: str, first: Count, last: Count, took_s: float) -> None:
     if figures["came_in"]:
         say(
             f"{figures['came_in']:,} entries came in meanwhile by XADD or replay, which no script refuses; stop their "
-            "producers, or take the right to XADD on ingest from their user"
+            "producers, or switch off their user: docs/operating.md"
         )
 
 
