@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from tests.cluster.kit import Cluster, Server, Watched, running
 from tests.integration.rig import Rig, open_rig
 from tests.integration.test_feedback import command
 from tests.support import eventually
-from tokenweir import Client, Limiter, LimitReached, Ticket
+from tokenweir import Client, Limiter, LimitReached, StoreUnavailable, Ticket
 from tokenweir.connection import Connection, connect
 
 pytestmark = pytest.mark.anyio
@@ -168,6 +169,36 @@ async def _all_there_is(limiter: Limiter) -> int:
         except LimitReached:
             return count
     raise AssertionError
+
+
+async def test_c60_connections_are_few_and_a_full_server_is_an_outage(rigs: Callable[[str], Rig]) -> None:
+    """A worker opens 10 and a client 5, whatever they have to do; who finds no place comes in once there is one."""
+    rig = rigs("one server")
+
+    def connected() -> int:
+        return len(rig.redis.client_list())
+
+    rig.wait_for(rig.add_many(300))
+    alone = connected()
+    async with client_of(rig) as client:
+        await asyncio.gather(*(client.ask(f"many at once {index}", wait_s=20) for index in range(200)))
+        together = connected()
+    await eventually(lambda: connected() == alone)
+    rig.redis.config_set("maxclients", alone)
+    try:
+        async with client_of(rig) as late:
+            with pytest.raises(StoreUnavailable, match="max number of clients"):
+                await late.submit("no place", id="c60")
+            rig.redis.config_set("maxclients", 1000)
+            result = await late.ask("no place", id="c60", wait_s=20)
+    finally:
+        rig.redis.config_set("maxclients", 1000)
+
+    assert alone <= 10 + 1  # and the test's own
+    assert together - alone <= 5
+    assert not isinstance(result, Ticket)
+    assert "MaxConnectionsError" not in rig.runs[0].text
+    rig.assert_clean()
 
 
 async def test_pools_of_a_cluster_live_on_different_nodes(rigs: Callable[[str], Rig]) -> None:
