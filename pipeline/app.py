@@ -9,6 +9,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 
 import structlog
 
@@ -97,25 +98,23 @@ class Worker:
             max_attempts=self._pool.max_attempts,
         )
         self._listen(asyncio.get_running_loop(), asyncio.current_task())
-        try:
+        # Closed in turn, whatever happens: a cancellation in one clean-up leaves out none of the others.
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(store.aclose)
+            for stage in built:
+                stack.push_async_callback(stage.aclose)
             await _admitted(store)
             loops = [StageLoop(stage, store, self._metrics, settings) for stage in built]
             ops = self._ops(store, loops)
+            stack.push_async_callback(ops.stop)
             port = await ops.start(self._config.metrics.host, self._config.metrics.port)
-            try:
-                await self._work(store, built, loops, port)
-            finally:
-                await ops.stop()
-        finally:
-            for stage in built:
-                await stage.aclose()
-            await store.aclose()
+            await self._work(store, built, loops, port)
 
     def _listen(self, loop: asyncio.AbstractEventLoop, main: asyncio.Task[None] | None) -> None:
-        """First signal: stop in order. Second: cancel."""
+        """First signal: stop in order. Second: cancel. Further ones would only disturb that."""
 
         def on_signal() -> None:
-            if self._stop.is_set() and main is not None:
+            if self._stop.is_set() and main is not None and not main.cancelling():
                 main.cancel()
             self._stop.set()
 
