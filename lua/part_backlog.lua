@@ -77,15 +77,16 @@ end
 -- Whether it is the first of its class.
 function backlog.first(id, meta) return redis.call('ZRANK', backlog.index(meta.rank), id) == 0 end
 
--- Take a request out of everything.
+-- Take a request out of everything that `put` and `ready` have put it into.
 function backlog.drop(id, meta)
   if redis.call('ZREM', backlog.index(meta.rank), id) == 1 then
     local field = tenant_field(meta.tenant, meta.rank)
     if redis.call('HINCRBY', K.tenants, field, -1) <= 0 then redis.call('HDEL', K.tenants, field) end
+    if meta.simple then redis.call('ZREM', K['backlog:simple'], id) end
+  else
+    redis.call('ZREM', K['backlog:due'], id)
   end
-  redis.call('ZREM', K['backlog:simple'], id)
-  redis.call('ZREM', K['backlog:due'], id)
-  redis.call('ZREM', K['backlog:deadlines'], id)
+  if meta.deadline_ms > 0 then redis.call('ZREM', K['backlog:deadlines'], id) end
   redis.call('HDEL', K['backlog:meta'], id)
   redis.call('HDEL', K['backlog:bodies'], id)
 end

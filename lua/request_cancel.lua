@@ -38,25 +38,16 @@ end
 
 local retention, head = unpack(redis.call('HMGET', K.limits, '@results', '@head'))
 local kept, ttl_s = string.match(retention or RETENTION, '^(%d+) (%d+)$')
-local result = {id = id, replay = replay, streamed = streamed == '1', fields = {}}
-for i = 4, #ARGV do result.fields[i - 3] = ARGV[i] end
-local texts = {}
-local function say(name, value, text)
-  result.fields[#result.fields + 1], result.fields[#result.fields + 2] = name, value
-  texts[#texts + 1] = '"' .. name .. '":' .. (text or value)
-end
 local calling = state == 'calling'
+local route = calling and 'premium' or 'none'
 local entered = tonumber(string.match(entry, ' (%d+)')) or now / 1000
 local since = string.format('%.3f', math.max(0, now / 1000 - entered))
-local route = calling and 'premium' or 'none'
-say('route', route, '"' .. route .. '"')
-say('attempt', string.format('%d', tonumber(attempt) or 1))
-say('replay', replay)
-say('metadata', metadata or '{}')
-say('waited_ms', calling and '-1' or since)
-say('total_ms', since)
-result.json = string.sub(ARGV[3], 1, -2) .. ',' .. table.concat(texts, ',') .. '}'
-write_result(result, kept, ttl_s, inboxes)
+local waited = calling and '-1' or since
+attempt, metadata = string.format('%d', tonumber(attempt) or 1), metadata or '{}'
+local json = string.sub(ARGV[3], 1, -2) .. ',"route":"' .. route .. '","attempt":' .. attempt .. ',"replay":' .. replay
+  .. ',"metadata":' .. metadata .. ',"waited_ms":' .. waited .. ',"total_ms":' .. since .. '}'
+write_result({id = id, replay = replay, streamed = streamed == '1', json = json, fields = {'route', route, 'attempt', attempt,
+  'replay', replay, 'metadata', metadata, 'waited_ms', waited, 'total_ms', since, unpack(ARGV, 4)}}, kept, ttl_s, inboxes)
 
 local waits = backlog.meta(id)
 local frees = head and string.sub(head, -#id - 1) == ' ' .. id
@@ -70,4 +61,4 @@ if not waits or waits.replay < tonumber(replay) then
 end
 -- Those behind the first may fit where it didn't, and what was kept for it is free.
 if frees then backlog.notice('cancelled') end
-return {'done', result.json}
+return {'done', json}

@@ -1,4 +1,4 @@
-"""What the pipeline costs: `hops`, `gate`, `limiter`, or all of them, each beside its floor or its peers.
+"""What the pipeline costs: `hops`, `gate`, `cancel`, `limiter`, or all of them, each beside its floor or its peers.
 
 Such figures depend on the machine and on what else it does: everything to be compared is measured in one run, in
 turn, and medians are shown. Goals stand beside; a bench measures and asserts nothing.
@@ -17,10 +17,10 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tests.bench import gate, hops, limiter
+from tests.bench import cancel, gate, hops, limiter
 from tests.bench.meter import Target, conditions, servers
 
-BENCHES = ("hops", "gate", "limiter")
+BENCHES = ("hops", "gate", "cancel", "limiter")
 _err = Console(file=sys.stderr)
 # In a file or a pipe nothing is narrow.
 _out = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150)
@@ -49,6 +49,14 @@ def _gate(targets: list[Target], args: argparse.Namespace) -> list[dict[str, obj
         rows = uvloop.run(gate.measure(targets, repeats=args.repeats, progress=advance))
     _out.print(gate.table(rows))
     _out.print(f"goal: >= {gate.GOAL_DECISIONS_PER_S:,} decisions/s per Redis core by admit")
+    return rows
+
+
+def _cancel(targets: list[Target]) -> list[dict[str, object]]:
+    with _progress("cancel", cancel.rounds(targets)) as (advance, _):
+        rows = uvloop.run(cancel.measure(targets, progress=advance))
+    _out.print(cancel.table(rows))
+    _out.print(f"goal: <= {cancel.GOAL_SERVER_US} us of the server each")
     return rows
 
 
@@ -86,6 +94,8 @@ def main() -> int:
             figures["hops"] = _hops(targets[-1], args)
         if "gate" in chosen:
             figures["gate"] = _gate(targets, args)
+        if "cancel" in chosen:
+            figures["cancel"] = _cancel(targets)
         if "limiter" in chosen:
             figures["limiter"] = _limiter(targets[0], args)
     _out.print(", ".join(f"{name} {value}" for name, value in figures["conditions"].items()))

@@ -158,6 +158,18 @@ class Walk:
         )
 
 
+def bench_request(number: int) -> Request:
+    """A request of 1 kB."""
+    return Request(
+        id=f"{number:032x}",
+        body=msgspec.Raw(_BODY),
+        tenant=f"tenant-{number % 7}",
+        prompt_tokens=_TOKENS - 256,
+        output_tokens=256,
+        entered_ms=round(time.time() * 1000),
+    )
+
+
 async def measure(targets: list[Target], *, repeats: int, progress: Callable[[], None]) -> list[dict[str, object]]:
     """Walks of every server and batch size, one after the other in each round; medians over the rounds."""
     walks = [Walk(target) for target in targets] + [Walk(targets[0], deployments=3)]
