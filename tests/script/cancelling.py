@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from pipeline.message import Request
+from tests.script import views
 from tests.script.bench import Bench
 from tokenweir.wire import Result, result_from_fields
 
@@ -54,3 +55,23 @@ async def cancelled(bench: Bench, name: str) -> Result:
     state, said = await bench.redis("HMGET", bench.keys.status(name), "state", "result")
     assert (state, msgspec.json.decode(said, type=Result).json()) == (b"done", result.json())
     return result
+
+
+async def check_cancelled(bench: Bench) -> None:
+    """A cancelled request has one result, holds nothing, and isn't called for any more."""
+    await claim(bench, "a")
+    for _ in range(2):
+        await bench.cancel("a")
+    assert await bench.admit(await bench.take("gate:interactive")) == [("gone", "")]
+    assert await views.answers(bench) == {("a", "0"): 1}
+    await claim(bench, "b")
+    await bench.admit(await bench.take("gate:interactive"))
+    (call,) = await bench.take("premium")
+    assert await bench.start([call]) == ["started"]
+    await bench.cancel("b")
+    assert await told(bench) == [("a", "0"), ("b", "0")]
+    again = msgspec.structs.replace(call.request, attempt=2)
+    await bench.forward([call._replace(request=again)], "gate:interactive")
+    await bench.admit(await bench.take("gate:interactive"))
+    assert (await views.budget_kept(bench)).get("in_flight", 0) == 0
+    assert await views.lengths(bench) == {}

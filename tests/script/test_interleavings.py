@@ -38,7 +38,7 @@ class Crowd:
         acts = (self.produce, self.classify, self.gate, self.gate, self.drain, self.drain, self.call, self.call)
         if self.chance.random() < 0.2:
             await self.bench.advance(self.chance.choice([0.01, 0.1, 0.2, 4]))
-        await self.chance.choice((*acts, self.call, self.finish, self.take_over, self.serve))()
+        await self.chance.choice((*acts, self.call, self.finish, self.take_over, self.serve, self.cancel))()
 
     async def produce(self) -> None:
         """New requests; now and then an id a second time."""
@@ -110,6 +110,11 @@ class Crowd:
     async def serve(self) -> None:
         for item in await self._some("edge", ("edge",)):
             await self.bench.finish(item)
+
+    async def cancel(self) -> None:
+        """A producer gives up; entries that nobody has claimed yet aren't known by their ids."""
+        if self.ids:
+            await self.bench.cancel(self.chance.choice(sorted(self.ids)))
 
     async def take_over(self) -> None:
         """A worker is taken for dead. Its calls may have been made: another attempt, through the gate."""

@@ -12,6 +12,7 @@ from lua import Script, part
 from tests.script import troubles, views
 from tests.script.arithmetic import START_US, Arithmetic, limits_of
 from tests.script.bench import PRIMARY, Bench, altered, on_our_clock
+from tests.script.cancelling import check_cancelled
 from tests.script.walks import Step, follows_model, uncharges_its_own_slot, waits_are_exact
 from tokenweir.connection import Connection
 
@@ -238,6 +239,9 @@ SCRIPT_FAULTS = {
         "choose(cost, 0, row.score)",
         check_floors,
     ),
+    "cancelled twice": ("request_cancel", "if ended(mark, replay) then", "if false then", check_cancelled),
+    "no worker is told": ("request_cancel", "if not waits or", "if false and", check_cancelled),
+    "a cancelled call stays in flight": ("entries_forward", "and group ~= 'premium' ", "", check_cancelled),
     "a second result": ("entries_finish", "not ended(mark, row.result.replay)", "not false", check_repeats),
     "settled at every finish": ("entries_finish", "  forget_all(over)\n", "", check_repeats),
     "late grants started": ("calls_start", "now - held.at <=", "0 <=", check_repeats),
@@ -249,7 +253,9 @@ SCRIPT_FAULTS = {
 @pytest.mark.anyio
 @pytest.mark.one_server("it is about our texts and our checks")
 @pytest.mark.leaves_keys("these checks stop in the middle")
-@pytest.mark.parametrize("check", [check_repeats, check_order, check_floors, check_starving, check_flights])
+@pytest.mark.parametrize(
+    "check", [check_repeats, check_order, check_floors, check_starving, check_flights, check_cancelled]
+)
 async def test_the_checks_pass_on_the_real_scripts(connection: Connection, check: Check) -> None:
     """Without a planted fault the checks find nothing."""
     bench = Bench(connection, (PRIMARY,), lambda script: script)
