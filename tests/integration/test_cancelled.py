@@ -186,10 +186,8 @@ def test_cancelled_at_any_moment() -> None:
         assert counts["ok"] + counts["cancelled"] == 1000
         assert 100 < counts["cancelled"] == Counter(told.values())["cancelled"]
         assert not rig.budget().get("in_flight")
-        started, back, closed = (
-            rig.metric("tokenweir_provider_calls_total", outcome=outcome)
-            for outcome in ("started", "given_back", "closed")
-        )
-        # A call that is closed may not have reached the provider yet.
-        assert started - back - closed <= rig.book().premium.calls <= started - back
+        started = rig.metric("tokenweir_provider_calls_total", outcome="started")
+        not_made = len(rig.runs[-1].events("call_not_made_in_time"))
+        # The call of a cancelled request may have been closed, or left unmade, before the provider saw it.
+        assert started - not_made - counts["cancelled"] <= rig.book().premium.calls <= started - not_made
         assert rig.book().premium.rejected == 0
