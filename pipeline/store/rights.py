@@ -43,12 +43,8 @@ class Role(NamedTuple):
 # How it finds a primary under Sentinels, and its way in a Cluster.
 _WAY: Final = ("ROLE", "CLUSTER SLOTS", "ASKING")
 _ALWAYS: Final = ("SCRIPT LOAD", "SELECT", "PING", "TIME", "ACL WHOAMI", *_WAY)
-_CANCELLING: Final = ("cancelled", "deferred", "tenants")
-_PRODUCER: Final = (
-    Right(
-        _SCRIPTS,
-        ("status:*", *INGEST_LANES, *GATE_LANES, "limits", "backlog:*", "responses", "closed", *_CANCELLING),
-    ),
+_SUBMITTER: Final = (
+    Right(_SCRIPTS, ("status:*", *INGEST_LANES, *GATE_LANES, "limits", "backlog:*", "responses", "closed")),
     # What it writes there it can't read again: prompts of others.
     Right(("XADD", "XLEN"), INGEST_LANES, "W"),
     Right(("HGET", "HGETALL", "HEXISTS", "HSET", "EXISTS", "EXPIRE", "PERSIST"), ("status:*",)),
@@ -60,7 +56,11 @@ _PRODUCER: Final = (
     Right(("HLEN", "HGET", "HRANDFIELD", "ZRANK", "ZCOUNT"), ("backlog:*",), "R"),
     Right(("HGETALL", "HMGET"), ("limits",), "R"),
     Right(("GET",), ("closed",), "R"),
-    # To cancel a request is to write its result and to take it out of the backlog.
+)
+# To cancel a request is to write its result and to take it out of the backlog: who may, may do so to any.
+_PRODUCER: Final = (
+    *_SUBMITTER,
+    Right(_SCRIPTS, ("status:*", "limits", "responses", "deferred", "cancelled", "backlog:*", "tenants")),
     Right(("HMGET",), ("status:*",), "R"),
     Right(("XADD",), ("responses", "deferred"), "W"),
     Right(("XADD", "EXPIRE"), ("cancelled", "reply:*")),
@@ -117,6 +117,7 @@ _OPERATOR: Final = (
     Right(("TYPE",), ("*",), "R"),
 )
 ROLES: Final = {
+    "submitter": Role((*_ALWAYS, "WAIT"), _SUBMITTER),
     "producer": Role((*_ALWAYS, "WAIT"), _PRODUCER),
     "limiter": Role((*_ALWAYS, "INFO"), _LIMITER),
     "worker": Role((*_ALWAYS, "INFO", "CLIENT ID", "CLIENT UNBLOCK"), _WORKER, whole_pool=True),

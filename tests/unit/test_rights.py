@@ -17,6 +17,7 @@ from tokenweir.keys import Keys
 
 # Who uses which modules; the scripts that these load are run with that user's rights.
 _MODULES = {
+    "submitter": tuple(f"tokenweir.{name}" for name in ("client", "submission", "inbox", "reader")),
     "producer": tuple(f"tokenweir.{name}" for name in ("client", "submission", "cancellation", "inbox", "reader")),
     "limiter": ("tokenweir.shared_limits",),
     "worker": ("pipeline.store.gate", "pipeline.store.streams", "pipeline.store.rights"),
