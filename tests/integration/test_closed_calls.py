@@ -145,11 +145,13 @@ async def test_a_deadline_passes_while_a_call_runs(
     stage = _Slow(lane)
     async with working(redis_url, keys, stage) as store:
         await claimed(connection, "later", simple=lane == "edge", deadline_ms=round(store.now_ms()) + 60_000)
-        await claimed(connection, "soon", simple=lane == "edge", deadline_ms=round(store.now_ms()) + 700)
-        await eventually(lambda: stage.running == {"soon", "later"}, 10)
+        deadline_ms = round(store.now_ms()) + 2500
+        await claimed(connection, "soon", simple=lane == "edge", deadline_ms=deadline_ms)
+        await eventually(lambda: stage.running == {"soon", "later"}, 2.4)
 
-        await eventually(lambda: stage.closed == ["soon"], 2)
+        await eventually(lambda: stage.closed == ["soon"], 5)
 
+        assert -10 < store.now_ms() - deadline_ms < 1000
         await eventually(lambda: _answered(connection, 1), 5)
         (result,) = await results(connection)
         assert (result.id, result.status, result.code, result.route) == ("soon", "expired", "deadline_exceeded", lane)
@@ -203,3 +205,17 @@ async def test_those_that_wait_for_a_slot_are_not_called_for(
 
     assert stage.closed == []
     assert len(await results(connection)) == 1
+
+
+async def test_after_its_deadline_the_local_model_is_not_called(
+    redis_url: str, keys: Keys, connection: Connection
+) -> None:
+    """A request whose deadline passed while it waited for a slot of the local model is answered, and not called for."""
+    request = Request(id="a", body=msgspec.Raw(b"{}"), simple=True, edge=True, deadline_ms=1)
+    await connection.command("XADD", keys.key("edge"), "*", "request", encode(request))
+    stage = _Slow("edge")
+    async with working(redis_url, keys, stage):
+        await eventually(lambda: _idle(connection, "edge"), 5)
+
+    assert stage.closed == []
+    assert [(result.status, result.code) for result in await results(connection)] == [("expired", "deadline_exceeded")]
