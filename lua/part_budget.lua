@@ -128,7 +128,6 @@ function budget.open(was, term, now, server)
   -- TIME can step back after a fail-over; a bucket must not shrink for it: until the clock is where it was, time
   -- stands still. By more than a window it was wrong before: start cold, or the budget would be closed as long.
   local restart = at ~= nil and at - now > longest
-  local back = restart and at - now or 0
   local at_now = restart and now or max(now, at or now)
   local passed = restart and 0 or at_now - (at or now)
   local state = {
@@ -137,7 +136,7 @@ function budget.open(was, term, now, server)
     born = not restart and was.born or at_now, why = was.why or '', refunds = was.refunds or false, samples = was.samples,
     factor = min(1, (was.factor or 1) + passed * HEALING), server = server or was.server, changed = false,
   }
-  for i = 1, #TIMES do state[TIMES[i]] = max(0, (was[TIMES[i]] or 0) - back) end
+  for i = 1, #TIMES do state[TIMES[i]] = max(0, (was[TIMES[i]] or 0) - (restart and at - now or 0)) end
   state.settle_until = min(state.settle_until, at_now + SETTLE_US)
   local moved = was.server ~= nil and was.server ~= state.server
   if moved then state.settle_until = state.now + SETTLE_US end
@@ -174,11 +173,10 @@ local function closed(state)
   elseif state.pause_until > 0 and state.probe_at > 0 then
     until_at = max(until_at, state.probe_at + PROBE_US)
   end
-  -- Only workers of a newer release can count what it limits, so only they may grant.
-  if state.unknown then until_at = math.max(until_at, state.now + IN_FLIGHT_US) end
   local most = state.term.max_in_flight
-  if most > 0 and state.in_flight >= most then until_at = max(until_at, now + IN_FLIGHT_US) end
-  return until_at > now and until_at - now or 0
+  -- What a newer release limits only its workers can count, so only they may grant.
+  if state.unknown or most > 0 and state.in_flight >= most then until_at = max(until_at, now + IN_FLIGHT_US) end
+  return max(0, until_at - now)
 end
 
 -- What is held back for a while, to be let go at once: see `ask` in part_feedback.lua.

@@ -138,7 +138,7 @@ LEARNING_FAULTS = {
     "grants before all have spoken": ("budget", "until_at, now = state.settle_until,", "until_at, now = 0,"),
     "a debt is forgotten": ("feedback", "item.level, item.debt = item.level - (debt - item.debt), debt", ""),
     "a day begins at midnight": ("budget", "floor((now - limit.resets_us) / limit", "floor(now / limit"),
-    "calls in flight aren't counted": ("budget", "if most > 0 and state.in_flight >= most", "if false"),
+    "calls in flight aren't counted": ("budget", "or most > 0 and state.in_flight >= most", ""),
     "always refunded": ("feedback", "if refund then budget.take_back", "if true then budget.take_back"),
     "use beyond the reservation is free": ("feedback", "      budget.add(item, -unused)\n", ""),
 }
