@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ import structlog
 
 from pipeline.alive import all_alive
 from pipeline.handling import Handling
-from pipeline.hands import Hands
+from pipeline.hands import MOST_BYTES, Hands
 from pipeline.leases import Leases
 from pipeline.metrics import Metrics
 from pipeline.newer import newer
@@ -55,7 +56,8 @@ class StageLoop:
         self._store = store
         self._metrics = metrics
         self._settings = settings
-        self._hands = Hands(stage.concurrency)
+        # Granted calls are never left waiting: there are few at once, of a size that classify has looked at.
+        self._hands = Hands(stage.concurrency, most_bytes=math.inf if stage.calls else MOST_BYTES)
         self._settler = Settler(store, metrics, self._hands.end, lease_s=settings.lease_s)
         self._leases = Leases(stage, store, self._hands, metrics, lease_s=settings.lease_s)
         self._handling = Handling(stage, store, metrics, self._hands, self._settler, lease_s=settings.lease_s)

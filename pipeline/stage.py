@@ -68,6 +68,11 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
         return decode(self.fields[b"request"])
 
     @property
+    def bytes(self) -> int:
+        """How large its fields are."""
+        return sum(map(len, self.fields.values()))
+
+    @property
     def replay(self) -> int:
         """Which life of the request a raw entry opens: 0, or the number that `tokenweir dead replay` wrote."""
         text = self.fields.get(b"replay", b"0")

@@ -21,14 +21,19 @@ class Networks(NamedTuple):
 
     def reached(self, sandbox: Ready) -> Ready:
         """The sandbox with its chat endpoint by way of the network."""
-        port = urlsplit(sandbox.premium).port
-        return msgspec.structs.replace(sandbox, premium=sandbox.premium.replace(f":{port}", f":{self.provider.port}"))
+        ways = f":{port_of(sandbox.premium)}", f":{self.provider.port}"
+        return msgspec.structs.replace(sandbox, premium=sandbox.premium.replace(*ways))
 
 
 @contextmanager
 def open_networks(redis_port: int, premium: str) -> Iterator[Networks]:
     """Both, faithful until told otherwise. `premium` is the provider's base URL."""
-    port = urlsplit(premium).port
-    assert port
-    with Proxy(redis_port) as redis, Proxy(port) as provider:
+    with Proxy(redis_port) as redis, Proxy(port_of(premium)) as provider:
         yield Networks(redis, provider)
+
+
+def port_of(url: str) -> int:
+    """Where it listens."""
+    port = urlsplit(url).port
+    assert port
+    return port

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Literal, Self, cast
+from typing import Literal, Self
 
 Direction = Literal["requests", "replies"]
 BOTH: tuple[Direction, ...] = ("requests", "replies")
@@ -35,9 +35,9 @@ class _Way:
 class _Link:
     """One connection through the proxy."""
 
-    def __init__(self, client: asyncio.StreamWriter, task: asyncio.Task[None]) -> None:
+    def __init__(self, client: asyncio.StreamWriter) -> None:
         self.client = client
-        self.task = task
+        self.pumps: list[asyncio.Task[None]] = []
         self.target: asyncio.StreamWriter | None = None
         self.stranded = False  # whatever comes is swallowed, on this connection alone
         self.torn = False  # bytes of it were swallowed
@@ -50,7 +50,8 @@ class _Link:
         for writer in (self.client, self.target):
             if writer is not None:
                 writer.transport.abort()
-        self.task.cancel()
+        for pump in self.pumps:
+            pump.cancel()
 
 
 class Proxy:
@@ -169,7 +170,7 @@ class Proxy:
         self._order(now)
 
     def mend(self) -> None:
-        """Pass on everything from now on, faithfully."""
+        """Pass on everything from now on, faithfully; connections that lost something break."""
 
         def now() -> None:
             self._down, self._lose = False, 0
@@ -177,6 +178,9 @@ class Proxy:
                 way.swallowed, way.delay_s, way.chunk_bytes = False, 0.0, _CHUNK_BYTES
                 way.open.set()
                 way.heard.set()
+            for link in tuple(self._links):
+                if link.torn or link.stranded:
+                    self._break(link)
 
         self._order(now)
 
@@ -219,16 +223,18 @@ class Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.opened += 1
-        task = cast("asyncio.Task[None]", asyncio.current_task())
-        link = _Link(writer, task)
+        link = _Link(writer)
         self._links.add(link)
         try:
             if self._down:
                 self._break(link)
+                return
             target_reader, link.target = await asyncio.open_connection("127.0.0.1", self._target)
+            if link.broken:
+                return
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pump(link, "requests", reader, link.target))
-                group.create_task(self._pump(link, "replies", target_reader, writer))
+                link.pumps.append(group.create_task(self._pump(link, "requests", reader, link.target)))
+                link.pumps.append(group.create_task(self._pump(link, "replies", target_reader, writer)))
         except OSError:
             pass  # nobody listens there: the client sees its connection end
         finally:

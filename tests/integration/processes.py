@@ -57,10 +57,11 @@ class Store:
         assert self._process
         return self._process.pid
 
-    def start(self) -> None:
-        """Start it and wait until it has loaded its data."""
+    def start(self, *, wait: bool = True) -> None:
+        """Start it, and wait until it has loaded its data."""
         self._process = subprocess.Popen(self._words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wait_until(self._answers, 10, why="the server doesn't answer")
+        if wait:
+            wait_until(self._answers, 10, why="the server doesn't answer")
 
     def stop(self) -> None:
         """End it in order."""

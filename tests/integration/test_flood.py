@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from pathlib import Path
 
 import pytest
 
+from tests.integration.machine import Ticks
 from tests.integration.processes import wait_until
 from tests.integration.rig import Rig, open_rig
 
@@ -39,14 +39,6 @@ def _quartile(waits: list[float]) -> float:
     return statistics.quantiles(waits, n=4)[0]
 
 
-def _busy(rig: Rig) -> tuple[int, int]:
-    """CPU ticks that the machine has spent so far (or lost to its neighbours), and how many of them on this rig."""
-    pids = (os.getpid(), rig.store.pid, rig.sandbox.pid, *rig.runs[0].live)
-    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
-    user, nice, system, _idle, _io, *more = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9])
-    return user + nice + system + sum(more), sum(int(stat[11]) + int(stat[12]) for stat in stats)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the machine doesn't tell who uses it")
 def test_a_batch_of_ten_thousand_delays_interactive_requests_by_less_than_100_ms() -> None:
@@ -62,15 +54,14 @@ def test_a_batch_of_ten_thousand_delays_interactive_requests_by_less_than_100_ms
         rig.ask("the first one warms up")
         calm = _waits(rig, "calm")
         _flood(rig)
-        before = _busy(rig)
+        before = Ticks.of(rig)
 
         flooded = _waits(rig, "flooded")
-        left, after = _upstream(rig), _busy(rig)
+        left, slowness = _upstream(rig), before.slowness(rig)
         wait_until(lambda: not _upstream(rig), 60, why="the flood isn't taken in")
         waiting = rig.redis.hlen(rig.keys.key("backlog:meta"))
         behind = _waits(rig, "behind")
 
-        slowness = (after[0] - before[0]) / (after[1] - before[1])
         print(f"others make this machine {slowness:.1f} times slower; {left} of the flood were still on their way")
         for name, waits in (("calm", calm), ("flooded", flooded), ("behind the backlog", behind)):
             print(f"{name}: waited_ms {sorted(round(wait) for wait in waits)}")
