@@ -64,7 +64,7 @@ def test_c59_workers_wait_for_a_redis_that_comes_late() -> None:
         with no_hot_loop(rig, of=("lines", "connections")):
             let_pass(4)
             assert (statuses(run, "healthz"), statuses(run, "readyz")) == ([200, 200], [503, 503])
-            rig.store.start(wait=False)
+            rig.store.launch()
             wait_until(lambda: _says(rig) == "loading")
             edge.mend()
             rig.networks.provider.mend()

@@ -57,11 +57,14 @@ class Store:
         assert self._process
         return self._process.pid
 
-    def start(self, *, wait: bool = True) -> None:
-        """Start it, and wait until it has loaded its data."""
+    def launch(self) -> None:
+        """Start it; it may take its time."""
         self._process = subprocess.Popen(self._words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        if wait:
-            wait_until(self._answers, 10, why="the server doesn't answer")
+
+    def start(self) -> None:
+        """Start it and wait until it has loaded its data."""
+        self.launch()
+        wait_until(self._answers, 10, why="the server doesn't answer")
 
     def stop(self) -> None:
         """End it in order."""
