@@ -43,6 +43,9 @@ class PoolGauges:
         alive = GaugeMetricFamily("tokenweir_edge_alive", "Whether the edge model answers", labels=["pool"])
         alive.add_metric([self._pool], float(self._overview.edge_alive))
         yield alive
+        drained = GaugeMetricFamily("tokenweir_drained", "Whether operators have drained the pool", labels=["pool"])
+        drained.add_metric([self._pool], float(self._overview.closed is not None))
+        yield drained
 
     def _budgets(self, overview: Overview) -> Iterable[Metric]:
         labels = ["pool", "deployment", "limit"]

@@ -17,6 +17,7 @@ from tokenweir.draft import Draft
 from tokenweir.errors import PoolClosed, QueueFull
 
 _AT_ONCE = 200
+_LOOK_AGAIN_S = 2.0
 
 
 class Bulk:
@@ -52,12 +53,15 @@ class Bulk:
         self._board.note(f"{self._name} line {line.number}: {line.fault}")
         self._board.advance(1)
 
-    def _wait(self, full: QueueFull) -> None:
+    async def _wait(self, full: QueueFull) -> None:
+        """Come back when there may be room. Nobody says when a drained pool is opened: look for it now and then."""
         closed = isinstance(full, PoolClosed)
         if closed and not self._told:
             self._told = True
             self._board.note(str(full))
-        self._board.wait(f"{'pool is drained' if closed else 'queue full'}, again in {full.retry_after_s:.0f} s")
+        wait_s = min(full.retry_after_s, _LOOK_AGAIN_S) if closed else full.retry_after_s
+        self._board.wait(f"{'pool is drained' if closed else 'queue full'}, again in {wait_s:.0f} s")
+        await asyncio.sleep(wait_s)
 
     async def _queue(self, batch: list[Draft]) -> None:
         """Queue a batch. Drafts keep their ids, so that repeating it after a full queue is harmless."""
@@ -65,8 +69,7 @@ class Bulk:
             try:
                 ids = await self._client.submit_many(batch)
             except QueueFull as full:
-                self._wait(full)
-                await asyncio.sleep(full.retry_after_s)
+                await self._wait(full)
                 continue
             self.queued += len(ids)
             self._board.advance(len(ids))

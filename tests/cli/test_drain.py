@@ -116,3 +116,21 @@ async def test_a_pool_that_somebody_opens_is_no_longer_waited_for(cli: Cli, hand
 
     assert process.returncode == 1
     assert "was opened meanwhile" in out
+
+
+async def test_a_file_waits_until_the_pool_is_opened(cli: Cli, hands: Hands) -> None:
+    """Submitting a file to a drained pool says so once, and goes on when the pool is opened."""
+    cli("drain")
+    process = cli.start("submit", "-f", "-")
+    assert process.stdin is not None
+    assert process.stderr is not None
+    process.stdin.write('{"prompt": "x", "id": "late"}\n')
+    process.stdin.close()
+    assert "is drained" in process.stderr.readline()
+
+    cli("drain", "--open")
+    process.stdin = None  # `communicate` would close it again
+    out, err = process.communicate(timeout=20)
+
+    assert (process.returncode, out) == (0, "late\n")
+    assert "is drained" not in err

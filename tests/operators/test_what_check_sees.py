@@ -142,16 +142,22 @@ async def test_a_dump_that_failed_is_said(pair: Pair, look) -> None:  # type: ig
     client, dump = pair.primary.client, pair.folder / "dump.rdb"
     dump.unlink(missing_ok=True)
     (dump / "in the way").mkdir(parents=True)
-    client.bgsave()
+    await _save(client)
     await eventually(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", 10)
     ill = await look(pair.primary.url_of("admin"))
     shutil.rmtree(dump)
-    client.bgsave()
+    await _save(client)
     await eventually(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "ok", 10)
 
     assert ill["dump"].mark == "FAIL"
     assert "MISCONF" in ill["dump"].text
     assert "dump" not in await look(pair.primary.url_of("admin"))
+
+
+async def _save(client: Redis) -> None:
+    """Begin a dump, as soon as none is being made for a replica."""
+    await eventually(lambda: not client.info("persistence")["rdb_bgsave_in_progress"], 10)
+    client.bgsave()
 
 
 @pytest.mark.parametrize(

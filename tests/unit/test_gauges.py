@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
 from pipeline.gauges import PoolGauges
-from pipeline.store.overview import Level, Overview, Queue, Standing
+from pipeline.store.overview import Closing, Level, Overview, Queue, Standing
 from tokenweir.keys import GROUPS
 
 
@@ -77,3 +78,14 @@ def test_nothing_stale_is_shown() -> None:
 
     assert value(registry, "redis_up") == 0
     assert value(registry, "deployment_in_flight", deployment="primary") is None
+
+
+def test_a_drained_pool_can_be_alarmed_on() -> None:
+    """Whether the pool takes nothing in is there from the start, and 1 as long as it is drained."""
+    registry = CollectorRegistry()
+    gauges = PoolGauges("main", registry)
+    gauges.show(seen())
+    open_ = value(registry, "drained")
+    gauges.show(msgspec.structs.replace(seen(), closed=Closing(1.0, "ops@desk")))
+
+    assert (open_, value(registry, "drained")) == (0, 1)
