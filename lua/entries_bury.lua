@@ -6,7 +6,7 @@
 --       deliveries, reason, message, time (ms), attempt, a result (part_result.lua)
 -- Reply per entry 1 (buried) or 0 (no longer pending here)
 -- A dead letter's own fields are stream, entry, id, deliveries, reason, message, at_ms; the original ones follow
--- behind the prefix `field:`; of an entry with thousands of them, more than Lua can pass on, as one JSON list.
+-- behind the prefix `field:`; of an entry with thousands of them, more than Lua can pass on, as one JSON list, `fields`.
 -- Its grant goes too: that of its call, or, at the gate, of the attempt before, whose worker died.
 -- include clock
 -- include budget
@@ -33,7 +33,9 @@ while at <= #ARGV do
     if group == 'premium' then give_back(granted(result.id, attempt)) end
     if group == 'gate' and attempt > 1 then give_back(granted(result.id, attempt - 1)) end
     save_budgets()
-    if #parts > MOST_PARTS then parts = {'json', cjson.encode(parts)} end
+    if #parts > MOST_PARTS then
+      letter[#letter + 1], letter[#letter + 2], parts = 'fields', cjson.encode(parts), {}
+    end
     for i, value in ipairs(parts) do
       letter[#letter + 1] = i % 2 == 1 and 'field:' .. value or value
     end

@@ -21,6 +21,10 @@ from tokenweir.errors import RequestError
 from tokenweir.keys import CLASSES, Keys, valid_id
 from tokenweir.wire import Class
 
+# What is read of an entry (docs/wire-format.md), and the number of its life.
+FIELDS: Final = frozenset(
+    b"prompt body id tenant class task complexity deadline max_wait stream reply_to metadata v replay".split()
+)
 _METADATA_BYTES: Final = 4096
 _LABEL_CHARACTERS: Final = 128
 # The year 5138 in seconds; a larger number was meant as milliseconds.

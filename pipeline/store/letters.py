@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
 from lua import load
+from pipeline.intake import FIELDS
 from pipeline.message import Request, decode, encode
 from tokenweir.connection import Argument, Call, Connection
 from tokenweir.keys import INGEST_LANES, valid_id
@@ -14,6 +16,8 @@ from tokenweir.keys import INGEST_LANES, valid_id
 _REPLAY = load("dead_replay")
 _PAGE = 200
 _FIELD = b"field:"
+# More than a script can write; then those that nobody reads are left out.
+_MOST_FIELDS = 3000
 
 
 class Letter(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,8 +123,11 @@ def _next_fields(letter: Letter, number: int) -> dict[bytes, bytes]:
     """The fields of the new entry: as they were, but for the number of the life, and with an id of its own."""
     if letter.request is not None and letter.stream not in INGEST_LANES:
         return {b"request": encode(msgspec.structs.replace(letter.request, replay=number, attempt=1))}
+    fields = letter.fields
+    if len(fields) > _MOST_FIELDS:
+        fields = {name: value for name, value in fields.items() if name in FIELDS}
     # Without a readable id the old entry's stood for it; the new entry must not get another.
-    return {**letter.fields, b"id": letter.id.encode(), b"replay": str(number).encode()}
+    return {**fields, b"id": letter.id.encode(), b"replay": str(number).encode()}
 
 
 def _letter(letter: str, fields: dict[bytes, bytes]) -> Letter:
@@ -136,8 +143,21 @@ def _letter(letter: str, fields: dict[bytes, bytes]) -> Letter:
         message=text(b"message"),
         deliveries=_number(fields.get(b"deliveries")),
         at_ms=_number(fields.get(b"at_ms")),
-        fields={name.removeprefix(_FIELD): value for name, value in fields.items() if name.startswith(_FIELD)},
+        fields=_whole(fields),
     )
+
+
+def _whole(fields: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    """The original fields: each behind a prefix, or, of an entry with thousands, as one list of names and values."""
+    if b"fields" not in fields:
+        return {name.removeprefix(_FIELD): value for name, value in fields.items() if name.startswith(_FIELD)}
+    # Redis writes bytes that are no text into it as they are; `json` reads them so, msgspec doesn't.
+    flat = [_bytes(part) for part in json.loads(fields[b"fields"].decode(errors="surrogateescape"))]
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")
 
 
 def _number(text: bytes | None) -> int:

@@ -64,6 +64,21 @@ async def test_a_letter_without_an_id_keeps_the_one_it_was_known_by(cli: Cli, ha
     assert await hands.fields("ingest") == [{b"prompt": b"x", b"id": b"7-1", b"replay": b"1"}]
 
 
+async def test_a_letter_with_thousands_of_fields_is_whole_and_goes_in_again(cli: Cli, hands: Hands) -> None:
+    """Each field is kept, byte for byte, one called `fields` too; what goes in again leaves out what nobody reads."""
+    more = {f"f{i}".encode(): bytes([i % 256, 255 - i % 256]) for i in range(5000)} | {b"fields": b"[1]", b"json": b"x"}
+    known = {b"prompt": "Grüße".encode(), b"id": b"d-1", b"class": b"batch"}
+    flat = [part for item in (known | more).items() for part in item]
+    await hands.store.control.command("XADD", hands.store.keys.key("ingest"), "*", *flat)
+    await hands.bury("ingest", "d-1")
+    (letter,) = [letter async for letter in Letters(hands.store.control).all()]
+
+    assert cli("dead", "replay", letter.letter).returncode == 0
+
+    assert letter.fields == known | more
+    assert await hands.fields("ingest") == [{**known, b"replay": b"1"}]
+
+
 async def test_a_later_letter_goes_back_to_the_gate(cli: Cli, hands: Hands) -> None:
     """A letter from further on begins anew at the gate of its class: next replay, first attempt."""
     await _inner(hands)

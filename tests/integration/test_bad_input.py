@@ -177,7 +177,7 @@ def _bytes(value: Any) -> bytes:
 
 def _kept(letter: dict[bytes, bytes]) -> dict[bytes, bytes]:
     """The original fields of a dead letter; more than one script call can write stand there as one JSON list."""
-    packed = letter.get(b"field:json")
+    packed = letter.get(b"fields")
     if packed is not None:
         flat = [text.encode() for text in json.loads(packed)]
         return dict(zip(flat[::2], flat[1::2], strict=True))

@@ -184,7 +184,7 @@ async def test_an_entry_with_thousands_of_fields_can_be_buried(bench: Bench) -> 
     assert await bench.bury(Held("ingest", entry, bench.request("a"))) == [1]
 
     ((_, letter),) = await bench.redis("XRANGE", bench.keys.key("dead"), "-", "+")
-    assert msgspec.json.decode(letter[b"field:json"]) == fields
+    assert msgspec.json.decode(letter[b"fields"]) == fields
 
 
 async def test_an_id_stands_in_the_backlog_once(bench: Bench) -> None:
