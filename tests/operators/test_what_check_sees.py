@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
@@ -10,13 +11,13 @@ from typing import Any, NamedTuple
 
 import pytest
 from redis import Redis
-from redis.exceptions import ResponseError
+from redis.exceptions import ConnectionError, ResponseError
 
 from pipeline.store import server as about_server
 from pipeline.store.finding import Finding
 from pipeline.store.health import examine
 from tests.operators.guarded import GuardedStore
-from tests.support import eventually, server_kinds
+from tests.support import eventually, free_port, server_binary, server_kinds
 from tokenweir.connection import Connection, connect
 from tokenweir.keys import Keys
 
@@ -188,3 +189,27 @@ def _knows_waitaof(client: Redis) -> bool:
     except ResponseError:
         return False
     return True
+
+
+async def test_a_sentinel_is_no_place_to_work(look, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """The address of a Sentinel, given as that of a server, fails with the form that is meant for it."""
+    binary, port = server_binary("redis") or server_binary("valkey"), free_port()
+    (tmp_path / "sentinel.conf").write_text(f"port {port}\nbind 127.0.0.1\nlogfile {tmp_path}/log\n")
+    process = subprocess.Popen([str(binary), str(tmp_path / "sentinel.conf"), "--sentinel"], cwd=tmp_path)
+    try:
+        await eventually(lambda: _answers(port), 10)
+        found = await look(f"redis://127.0.0.1:{port}/0")
+    finally:
+        process.terminate()
+        process.wait(10)
+
+    assert found["role"].mark == "FAIL"
+    assert "redis+sentinel://" in found["role"].cure
+
+
+def _answers(port: int) -> bool:
+    with Redis(port=port) as client:
+        try:
+            return bool(client.ping())
+        except ConnectionError:
+            return False
