@@ -26,7 +26,7 @@ from redis.exceptions import (
 )
 
 from tokenweir.errors import StoreUnavailable
-from tokenweir.places import Pool
+from tokenweir.places import Pool, hang_up
 from tokenweir.urls import Address
 from tokenweir.within import Within
 
@@ -195,7 +195,7 @@ class Links:
 
     async def _drop(self, link: AbstractConnection) -> None:
         self._open_ones.pop(link, None)
-        await link.disconnect(nowait=True)
+        await hang_up(link)
 
     async def aclose(self) -> None:
         """Close all; a call after that is a RuntimeError. Harmless twice."""
@@ -206,6 +206,7 @@ class Links:
         self._idle.clear()
         for link in tuple(self._open_ones):
             await self._drop(link)
+        await asyncio.sleep(0)  # their sockets are closed by the loop, which may end with our caller
 
 
 def _misplaced(reply: Any) -> bool:

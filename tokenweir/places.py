@@ -117,7 +117,7 @@ class _Asked(Places):
             await link.send_command(*self._question)
             return await link.read_response()
         finally:
-            await link.disconnect(nowait=True)
+            await hang_up(link)
 
     def _explain(self, error: Exception) -> str:
         return str(error) or f"no answer within {_ANSWER_WITHIN_S:g} s"
@@ -197,6 +197,14 @@ class Pool(BlockingConnectionPool):
         return OnePlace()
 
 
+async def hang_up(link: AbstractConnection) -> None:
+    """Close a connection without a goodbye: TLS would wait for the other side, longer than our loop may live."""
+    writer = link._writer
+    await link.disconnect(nowait=True)
+    if writer is not None:
+        writer.transport.abort()
+
+
 def connect(url: str, *, max_connections: int = 8) -> Redis:
     """A client for `url`: bytes in, bytes out, nothing repeated behind the caller's back.
 
@@ -259,4 +267,4 @@ def check_url(url: str) -> None:
     connect(url)
 
 
-__all__: Sequence[str] = ("OnePlace", "Places", "Pool", "check_url", "connect")
+__all__: Sequence[str] = ("OnePlace", "Places", "Pool", "check_url", "connect", "hang_up")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -118,6 +122,25 @@ async def test_what_is_wrong_with_tls_or_the_user_is_told(secured: Secured) -> N
         await connection.aclose()
         assert "w%3Frd" not in str(caught.value)
         assert "w?rd" not in str(caught.value)
+
+
+def test_closing_leaves_nothing_open_at_a_silent_server(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that ends while Redis doesn't answer closes its sockets all the same, though TLS has a goodbye."""
+    left: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: left.append(found.exc_value))
+
+    async def main() -> None:
+        async with Client(secured.url, pool="secured") as client:
+            await asyncio.gather(*(client.status(f"nobody{number}") for number in range(4)))
+            os.kill(secured.pid, signal.SIGSTOP)
+
+    try:
+        asyncio.run(main())
+    finally:
+        os.kill(secured.pid, signal.SIGCONT)
+    gc.collect()
+
+    assert left == []
 
 
 async def test_sentinels_have_a_password_of_their_own(secured: Secured, kind: str, certificate: Certificate) -> None:
