@@ -167,11 +167,8 @@ class StageLoop:
     async def _recover(self) -> list[Entry]:
         """After a read went wrong: what Redis had handed out to us by then, and nobody has in hand."""
         await self._join()
-        own = await self._store.streams.read(
-            self._reader, self._stage.lanes, count=len(self._hands) + _MOST_READ, own=True
-        )
-        # One without fields was deleted while pending: the reclaim acknowledges it away and counts it.
-        return [entry for entry in own if entry.fields and entry.id not in self._hands][: self._hands.free]
+        own = await self._store.streams.own(self._stage.lanes, count=len(self._hands) + _MOST_READ)
+        return [entry for entry in own if entry.id not in self._hands][: self._hands.free]
 
     async def _take(self, group: asyncio.TaskGroup, entries: Sequence[Entry]) -> None:
         """Put entries into the stage's hands; grants of calls are started first."""

@@ -21,6 +21,7 @@ from tokenweir.wire import Result
 
 _FORWARD, _FINISH, _BURY, _RETRY = (load(f"entries_{verb}") for verb in ("forward", "finish", "bury", "retry"))
 _RECLAIM, _RELEASE = load("entries_reclaim"), load("entries_release")
+_OWN, _COUNT = load("entries_own"), load("entries_count")
 _RENEW, _PRUNE, _GROUP = load("leases_renew"), load("consumers_prune"), load("groups_make")
 DEAD_KEPT = 100_000
 
@@ -57,6 +58,10 @@ def _failure(failure: Failure | None) -> tuple[Argument, ...]:
     return (round(failure.pause_s * 1e6), failure.reason, int(failure.limited))
 
 
+def _fields(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
 class Streams:
     """The work streams of one pool, for one consumer."""
 
@@ -82,9 +87,9 @@ class Streams:
         return sum([await self._connection.run(_GROUP, [GROUPS[lane]], bind=self._source(lane)) for lane in lanes])
 
     async def read(
-        self, reader: Connection, lanes: Sequence[str], *, count: int, block_ms: int | None = None, own: bool = False
+        self, reader: Connection, lanes: Sequence[str], *, count: int, block_ms: int | None = None
     ) -> list[Entry]:
-        """Take up to `count` new entries of each lane, in the lanes' order; with `own`, those already ours.
+        """Take up to `count` new entries of each lane, in the lanes' order.
 
         Waits up to `block_ms` for the first one; None doesn't wait. Never cancel it: what Redis has handed
         out by then would stay pending, unseen.
@@ -92,11 +97,19 @@ class Streams:
         words: list[Argument] = ["XREADGROUP", "GROUP", GROUPS[lanes[0]], self.consumer, "COUNT", count]
         if block_ms is not None:
             words += ("BLOCK", block_ms)
-        words += ("STREAMS", *(self._keys.key(lane) for lane in lanes), *(["0" if own else ">"] * len(lanes)))
+        words += ("STREAMS", *(self._keys.key(lane) for lane in lanes), *([">"] * len(lanes)))
         reply = await reader.command(*words, timeout_s=CALL_TIMEOUT_S + (block_ms or 0) / 1000)
         names = {self._keys.key(lane).encode(): lane for lane in lanes}
         streams = cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes] | None]]]]", reply or [])
         return [Entry(names[key], id_.decode(), fields or {}) for key, found in streams for id_, fields in found]
+
+    async def own(self, lanes: Sequence[str], *, count: int) -> list[Entry]:
+        """What is pending under our name, up to `count` of each lane, the oldest first; no delivery is counted."""
+        found = []
+        for lane in lanes:
+            reply = await self._connection.run(_OWN, [GROUPS[lane], self.consumer, count], bind=self._source(lane))
+            found += [Entry(lane, id_.decode(), _fields(flat)) for id_, flat in reply]
+        return found
 
     async def forward(self, lane: str, rows: Sequence[tuple[str, Forward]]) -> list[bytes]:
         """Hand entries over: (entry id, outcome) each; answers `moved`, `gone` or `repeat`."""
@@ -163,16 +176,13 @@ class Streams:
         """
         args: list[Argument] = [GROUPS[lane], self.consumer, lease_ms, cursor, count]
         next_cursor, taken, lost = await self._connection.run(_RECLAIM, args, bind=self._source(lane))
-        entries = [
-            Entry(lane, id_.decode(), dict(zip(flat[::2], flat[1::2], strict=True)), int(deliveries))
-            for id_, deliveries, flat in taken
-        ]
+        entries = [Entry(lane, id_.decode(), _fields(flat), int(deliveries)) for id_, deliveries, flat in taken]
         return Reclaimed(next_cursor.decode(), entries, len(lost))
 
     async def count_delivery(self, entry: Entry) -> bool:
         """Count the delivery of a reclaimed entry as it begins; False = it is no longer ours."""
-        args: list[Argument] = [GROUPS[entry.lane], self.consumer, 0, self.consumer, -1, entry.id]
-        return bool(await self._connection.run(_RELEASE, args, bind=self._source(entry.lane)))
+        args: list[Argument] = [GROUPS[entry.lane], self.consumer, entry.id, entry.deliveries]
+        return bool(await self._connection.run(_COUNT, args, bind=self._source(entry.lane)))
 
     async def release(
         self, lane: str, entry_ids: Sequence[str], *, idle_ms: int, owner: str = "", to: str = "", back: int = 0

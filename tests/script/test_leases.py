@@ -71,3 +71,31 @@ async def test_only_consumers_that_hold_nothing_are_removed(bench: Bench) -> Non
 
     found = await bench.redis("XINFO", "CONSUMERS", bench.keys.key(lane), "gate")
     assert [consumer[b"name"] for consumer in found] == [b"busy"]
+
+
+async def test_looking_for_what_a_lost_reply_left_behind_counts_no_delivery(bench: Bench) -> None:
+    """After each broken connection a worker looks for entries of its own: that isn't a further delivery of them."""
+    held = await bench.arrive(bench.request("a"), bench.request("b"))
+    await bench.arrive(bench.request("c"), consumer="w2")
+
+    for _ in range(4):
+        own = await bench.run("entries_own", ("gate", "w1", 10), lane="gate:interactive")
+
+    assert [entry.decode() for entry, _ in own] == [one.entry for one in held]
+    assert [flat[0] for _, flat in own] == [b"request", b"request"]
+    lane = bench.keys.key("gate:interactive")
+    found = await bench.connection.redis.xpending_range(lane, "gate", min="-", max="+", count=10)
+    assert [entry["times_delivered"] for entry in found] == [1, 1, 1]
+
+
+async def test_a_delivery_is_counted_once_however_often_it_is_told(bench: Bench) -> None:
+    """The reply to the count got lost, and it is told again: still one delivery more."""
+    (held,) = await bench.arrive(bench.request("a"))
+    lane = bench.keys.key("gate:interactive")
+
+    for _ in range(3):
+        assert await bench.run("entries_count", ("gate", "w1", held.entry, 2), lane="gate:interactive") == 1
+    assert await bench.run("entries_count", ("gate", "w2", held.entry, 3), lane="gate:interactive") == 0
+
+    (found,) = await bench.connection.redis.xpending_range(lane, "gate", min="-", max="+", count=10)
+    assert (found["consumer"], found["times_delivered"]) == (b"w1", 2)
