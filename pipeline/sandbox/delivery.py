@@ -25,15 +25,18 @@ async def deliver_stream(
     due_s = loop.time() + first_s
     response = web.StreamResponse(headers=headers)
     await asyncio.sleep(first_s)
-    await response.prepare(http)
-    for number, write in enumerate(writes):
-        if number and (wait_s := due_s - loop.time()) > 0:
-            await asyncio.sleep(wait_s)
-        if finish and number == len(writes) - 1:
-            await response.write_eof(write)
-        else:
-            await response.write(write)
-        due_s += step_s
+    try:
+        await response.prepare(http)
+        for number, write in enumerate(writes):
+            if number and (wait_s := due_s - loop.time()) > 0:
+                await asyncio.sleep(wait_s)
+            if finish and number == len(writes) - 1:
+                await response.write_eof(write)
+            else:
+                await response.write(write)
+            due_s += step_s
+    except ConnectionResetError:
+        await hang()  # the caller has just gone: the server cancels us as soon as it hears of it
     return response
 
 

@@ -237,6 +237,9 @@ class Proxy:
                 link.pumps.append(group.create_task(self._pump(link, "replies", target_reader, writer)))
         except OSError:
             pass  # nobody listens there: the client sees its connection end
+        except asyncio.CancelledError:
+            if not link.broken:  # else it was for us, and Python 3.11 complains of a server's task that ends cancelled
+                raise
         finally:
             self._links.discard(link)
             for side in (writer, link.target):

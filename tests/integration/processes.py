@@ -137,7 +137,7 @@ class Workers:
     @property
     def live(self) -> list[int]:
         """The pids of worker processes that live now."""
-        return [line["pid"] for line in self.started if Path(f"/proc/{line['pid']}/stat").exists()]
+        return [line["pid"] for line in self.started if _lives(line["pid"])]
 
     def kill(self, pid: int | None = None) -> None:
         """kill -9 of a worker process, the oldest one by default."""
@@ -161,3 +161,11 @@ class Workers:
                 os.killpg(self.pid, signal.SIGKILL)
                 self.wait()
                 raise
+
+
+def _lives(pid: int) -> bool:
+    """Whether the process runs; one that has ended may wait in the table for its parent to take note."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
