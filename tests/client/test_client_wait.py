@@ -12,7 +12,7 @@ import pytest
 from tests.client.actors import Open, Worker, failure, waited_for
 from tests.faults.proxy import Proxy
 from tests.support import Server, eventually, running_server
-from tokenweir import Client, RequestError, Result, ResultTimeout, StoreUnavailable, TokenweirError
+from tokenweir import Client, QueueFull, RequestError, Result, ResultTimeout, StoreUnavailable, TokenweirError
 from tokenweir.connection import Connection, connect
 from tokenweir.keys import Keys
 
@@ -117,7 +117,7 @@ async def test_a_full_memory_still_gives_results() -> None:
             await worker.answer(first)
             await worker.connection.command("CONFIG", "SET", "maxmemory", 1)
 
-            with pytest.raises(StoreUnavailable, match="maxmemory"):
+            with pytest.raises(QueueFull, match="maxmemory"):
                 await client.submit("z")
             assert (await client.result(answered)).ok
             assert await client.status(waiting) is not None
