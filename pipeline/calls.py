@@ -20,7 +20,7 @@ import structlog
 from pipeline.answer import Stopwatch, failed
 from pipeline.message import Request
 from pipeline.metrics import Metrics
-from pipeline.outcome import Done, Failure, Late, Outcome
+from pipeline.outcome import Done, Failure, Outcome
 from pipeline.stage import Delivery, Stage
 from pipeline.store import Store
 from tokenweir.errors import ErrorCode
@@ -101,17 +101,15 @@ class Calls:
     async def run(self, delivery: Delivery) -> Outcome:
         """What the stage makes of a call, unless its request is cancelled or its deadline passes: that ends it at once.
 
-        What a call cost that was closed isn't known, so all that was reserved for it stays charged.
+        What a call cost that was closed isn't known, so all that was reserved for it stays charged; also where it was
+        started and, a moment later, not made.
         """
         request, watch = delivery.request, Stopwatch(delivery.waited_ms)
         running = _Running(request, delivery.ends_at)
-        code: ErrorCode | None = "deadline_exceeded" if time.monotonic() >= delivery.ends_at else None
         if self._store.cancelled.holds(request):
-            code = "cancelled"
-        if code and self._stage.calls:
-            return Late(request=request)  # it was started and not made: nothing is charged
-        if code:
-            return self._ended(request, code, watch)
+            return self._ended(request, "cancelled", watch)
+        if time.monotonic() >= delivery.ends_at:
+            return self._ended(request, "deadline_exceeded", watch)
         self._running[delivery.entry_id] = running
         try:
             async with running.limit:
@@ -124,9 +122,9 @@ class Calls:
         finally:
             del self._running[delivery.entry_id]
 
-    def _cancel(self, request_id: str, replay: int) -> None:
+    def _cancel(self, request_id: str) -> None:
         for running in self._running.values():
-            if running.request.id == request_id and running.request.replay <= replay:
+            if running.request.id == request_id and self._store.cancelled.holds(running.request):
                 running.cancel()
 
     def _ended(self, request: Request, code: ErrorCode, watch: Stopwatch) -> Done:

@@ -144,8 +144,7 @@ class Settler:
         await self._store.gate.give_back([(delivery.entry_id, request) for delivery, request in calls])
         for delivery, request in calls:
             self._metrics.started(delivery.deployment, "given_back", request)
-            if not self._store.cancelled.holds(request):
-                log.warning("call_not_made_in_time", request_id=request.id, cure="fewer workers a core")
+            log.warning("call_not_made_in_time", request_id=request.id, cure="fewer workers a core")
 
     async def _pass_on(self, lane: str, items: Sequence[Settled]) -> None:
         """Of a reclaimed entry this delivery hasn't been counted yet, of a new one it has."""

@@ -30,17 +30,19 @@ class Cancelled:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._lives: dict[str, int] = {}  # request id -> its last life that was cancelled, the longest known first
-        self._listeners: list[Callable[[str, int], None]] = []
+        # By id, the longest known first: the last life that was cancelled, and when (ms of Redis time).
+        self._lives: dict[str, tuple[int, int]] = {}
+        self._listeners: list[Callable[[str], None]] = []
         self._last = "0-0"
 
-    def listen(self, listener: Callable[[str, int], None]) -> None:
-        """Have `listener` called with the id and the replay number of each request that is cancelled."""
+    def listen(self, listener: Callable[[str], None]) -> None:
+        """Have `listener` called with the id of each request that is cancelled; `holds` tells which life it was."""
         self._listeners.append(listener)
 
     def holds(self, request: Request) -> bool:
-        """Whether this life of the request is known to be cancelled."""
-        return self._lives.get(request.id, -1) >= request.replay
+        """Whether this life of the request is known to be cancelled, and it isn't a later one under the same id."""
+        replay, at_ms = self._lives.get(request.id, (-1, 0))
+        return request.replay <= replay and request.entered_ms <= at_ms
 
     async def run(self) -> None:
         """Listen, for ever; cancel it to end."""
@@ -64,15 +66,15 @@ class Cancelled:
         for _, entries in reply or ():
             for entry, fields in entries:
                 self._last = entry.decode()
-                self._hear(fields)
+                self._hear(int(self._last.partition("-")[0]), fields or {})
 
-    def _hear(self, fields: dict[bytes, bytes] | None) -> None:
-        request_id, replay = (fields or {}).get(b"id", b"").decode(errors="replace"), (fields or {}).get(b"replay", b"")
+    def _hear(self, at_ms: int, fields: dict[bytes, bytes]) -> None:
+        request_id, replay = fields.get(b"id", b"").decode(errors="replace"), fields.get(b"replay", b"")
         if not request_id or not replay.isdigit():
             return  # not ours
         self._lives.pop(request_id, None)
-        self._lives[request_id] = int(replay)
+        self._lives[request_id] = (int(replay), at_ms)
         while len(self._lives) > _REMEMBERED:
             del self._lives[next(iter(self._lives))]
         for listener in self._listeners:
-            listener(request_id, int(replay))
+            listener(request_id)

@@ -94,7 +94,7 @@ async def test_results_are_shared_out_by_a_group(rig: Rig) -> None:
 
 
 async def test_what_has_no_room_waits_until_a_limit_is_raised(rig: Rig) -> None:
-    """Limits set live count at once: what doesn't fit waits in the backlog, with its position, and goes in the end."""
+    """Limits set live count at once: what has no room waits with its position, can be cancelled, and goes at last."""
     command(rig, "limits", "set", "primary", "rpm=1")
     try:
         waiting = [rig.add(f"wait {index}", complexity="complex") for index in range(6)]
@@ -109,11 +109,13 @@ async def test_what_has_no_room_waits_until_a_limit_is_raised(rig: Rig) -> None:
                 return bool(statuses[-1])
 
             await eventually(placed, 10)
+            unwanted = await client.cancel(ticket.id)
+            assert unwanted is not None
     finally:
         command(rig, "limits", "set", "primary", "rpm=5000")
     results = rig.wait_for([*waiting, ticket.id])
 
-    assert {result.status for result in results} == {"ok"}
+    assert [result.status for result in results] == [*["ok"] * 6, "cancelled"]
     rig.assert_clean()
 
 

@@ -219,3 +219,26 @@ async def test_after_its_deadline_the_local_model_is_not_called(
 
     assert stage.closed == []
     assert [(result.status, result.code) for result in await results(connection)] == [("expired", "deadline_exceeded")]
+
+
+async def test_an_id_may_be_used_again_once_it_is_forgotten(redis_url: str, keys: Keys, connection: Connection) -> None:
+    """When a cancelled request's status has expired, a new request with its id is called for like any other."""
+    await claimed(connection, "a", simple=True)
+    await cancel(connection, ["a"])
+    stage = _Slow("edge")
+    async with working(redis_url, keys, stage) as store:
+        await eventually(lambda: _idle(connection, "gate:interactive"), 5)
+        former = Request(id="a", body=msgspec.Raw(b"{}"))
+        await eventually(lambda: store.cancelled.holds(former), 5)
+        await connection.command("DEL", keys.status("a"))
+
+        again = msgspec.structs.replace(former, simple=True, edge=True, entered_ms=round(store.now_ms()) + 1)
+        await connection.command("XADD", keys.key("edge"), "*", "request", encode(again))
+        await eventually(lambda: stage.running == {"a"}, 5)
+
+        assert not store.cancelled.holds(again)
+        await connection.command("HSET", keys.status("a"), "entry", "ingest 1-1", "state", "waiting", "stage", "edge")
+        await eventually(lambda: store.now_ms() > again.entered_ms, 5)
+        await cancel(connection, ["a"])
+        await eventually(lambda: stage.closed == ["a"], 2)
+        await eventually(lambda: _idle(connection, "edge"), 5)
