@@ -56,7 +56,7 @@ class Calls:
         self._stage = stage
         self._store = store
         self._metrics = metrics
-        self._running: dict[str, _Running] = {}  # by entry
+        self._running: set[_Running] = set()
         store.cancelled.listen(self._cancel)
 
     async def start(self, calls: Sequence[tuple[Delivery, Request]]) -> list[Delivery]:
@@ -110,7 +110,7 @@ class Calls:
             return self._ended(request, "cancelled", watch)
         if time.monotonic() >= delivery.ends_at:
             return self._ended(request, "deadline_exceeded", watch)
-        self._running[delivery.entry_id] = running
+        self._running.add(running)
         try:
             async with running.limit:
                 watch.call_started()
@@ -120,10 +120,10 @@ class Calls:
                 raise
             return self._ended(request, running.code, watch)
         finally:
-            del self._running[delivery.entry_id]
+            self._running.discard(running)
 
     def _cancel(self, request_id: str) -> None:
-        for running in self._running.values():
+        for running in self._running:
             if running.request.id == request_id and self._store.cancelled.holds(running.request):
                 running.cancel()
 
