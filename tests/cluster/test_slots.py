@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TypeVar
 
@@ -197,3 +199,27 @@ async def _moving(cluster: Cluster, keys: Keys, step: Callable[[], Awaitable[T]]
     assert move.everything() == before
     move.end()
     return await step()
+
+
+async def test_c65_a_blocked_read_follows_its_stream(cluster: Cluster, keys: Keys, store: Store) -> None:
+    """A reader that waits while its stream moves is back within its block time, at the new node, and misses nothing."""
+    reader, streams = store.reader(), store.streams
+    await streams.read(reader, ["ingest"], count=1)
+    before, opened = reader.links.place, reader.links.opened
+    move = Move(cluster, keys)
+    waiting = asyncio.create_task(streams.read(reader, ["ingest"], count=1, block_ms=2000))
+    await eventually(lambda: "blocked_clients:1" in move.source.command("INFO", "clients"))
+    move.end()
+    await store.control.command("XADD", keys.key("ingest"), "*", "id", "late", "prompt", "x")
+    began_s = time.monotonic()
+
+    try:
+        found = await waiting
+    except StoreUnavailable:  # that is how a server tells that the stream has gone
+        found = []
+    found += await streams.read(reader, ["ingest"], count=1)
+
+    assert time.monotonic() - began_s < 2
+    assert [entry.fields[b"id"] for entry in found] == [b"late"]
+    assert reader.links.place == store.control.links.place != before
+    assert reader.links.opened > opened  # so the loop asks anew by which number it can be woken
