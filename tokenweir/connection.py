@@ -164,7 +164,8 @@ def _whole(reply: Any, name: str) -> Any:
     """`reply`, unless it is an error."""
     if isinstance(reply, Exception):
         if isinstance(reply, MovedError):
-            raise StoreUnavailable(f"{name}: MOVED: this is one node of a Cluster; name it redis+cluster://host:port")
+            text = "nodes send us to each other; if it was named as one server, name it redis+cluster://host:port"
+            raise StoreUnavailable(f"{name}: MOVED: this is a node of a Cluster; {text}")
         if isinstance(reply, AskError):
             raise StoreUnavailable(f"{name}: ASK: the pool's slot is moving to another node; it works again after that")
         raise StoreUnavailable(f"{name}: {type(reply).__name__}: {reply}") from reply

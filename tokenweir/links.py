@@ -125,7 +125,8 @@ class Links:
     ) -> None:
         """Send these once more, to where the primary is now, or to the node to `ask` this time only."""
         # What a wait said of another connection says nothing of these.
-        chosen = [index for index, words in enumerate(many) if index in chosen or words[0] in _WAITS]
+        wanted = set(chosen)
+        chosen = [index for index, words in enumerate(many) if index in wanted or words[0] in _WAITS]
         words = [each for index in chosen for each in ([("ASKING",), many[index]] if ask else [many[index]])]
         packed = b"".join(pack_command(tuple(each)) for each in words)  # type: ignore[arg-type]
         link = self._open(ask or self._places.now or await self._places.find(), once=ask is not None)

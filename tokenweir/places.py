@@ -107,8 +107,9 @@ class _Asked(Places):
         return super().lost()
 
     def _last(self, seed: Address) -> None:
-        self._seeds.remove(seed)
-        self._seeds.append(seed)
+        if seed in self._seeds:  # another call may have heard of other nodes meanwhile
+            self._seeds.remove(seed)
+            self._seeds.append(seed)
 
     async def _ask(self, seed: Address) -> Any:
         link: AbstractConnection = self._link_class(host=seed.host, port=seed.port, **self._options)  # type: ignore[call-arg]
@@ -166,13 +167,14 @@ class OfCluster(_Asked):
         heard, owner = [seed], None
         for first, last, *nodes in reply:
             # A node that doesn't know its own name is where it was asked.
-            there = [Address((node[0] or b"").decode() or seed.host, int(node[1])) for node in nodes]
+            names = [(node[0] or b"").decode().strip("?") or seed.host for node in nodes]
+            there = [Address(name, int(node[1])) for name, node in zip(names, nodes, strict=True)]
             heard += there
             if first <= self._slot <= last and there:
                 owner = there[0]
         if owner is None:
             return "nobody owns it; see `redis-cli --cluster check`"
-        self._seeds = list(dict.fromkeys((*heard[:_MOST_KNOWN], *self._named)))
+        self._seeds = list(dict.fromkeys((*list(dict.fromkeys(heard))[:_MOST_KNOWN], *self._named)))
         return owner
 
 

@@ -223,3 +223,26 @@ async def test_c65_a_blocked_read_follows_its_stream(cluster: Cluster, keys: Key
     assert [entry.fields[b"id"] for entry in found] == [b"late"]
     assert reader.links.place == store.control.links.place != before
     assert reader.links.opened > opened  # so the loop asks anew by which number it can be woken
+
+
+async def test_one_node_named_as_one_server_says_how_to_name_it(cluster: Cluster, keys: Keys) -> None:
+    """A Cluster's node behind `redis://` isn't used by halves: the error has the cure."""
+    others = next(server for server in cluster.servers if server is not cluster.owner(keys.root))
+    connection = Connection(connect(others.url), keys)
+
+    with pytest.raises(StoreUnavailable, match=r"a node of a Cluster.*redis\+cluster://host:port"):
+        await connection.command("XLEN", keys.key("ingest"))
+
+    await connection.aclose()
+
+
+async def test_nodes_that_are_gone_or_no_nodes_are_passed_over(cluster: Cluster, keys: Keys) -> None:
+    """Any node that answers is enough, at the start and later; all calls at once may be the first."""
+    dead = "127.0.0.1:1"
+    connection = Connection(connect(f"redis+cluster://{dead},{cluster.servers[0].address}"), keys)
+
+    lengths = await asyncio.gather(*(connection.command("XLEN", keys.key("ingest")) for _ in range(20)))
+
+    assert set(lengths) == {0}
+    assert str(connection.links.place) == cluster.owner(keys.root).address
+    await connection.aclose()
