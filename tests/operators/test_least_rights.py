@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 from redis import Redis
+from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, ResponseError
+from redis.retry import Retry
 
 from pipeline.cli import main
 from tests.integration.processes import wait_until
@@ -263,7 +265,7 @@ def _refusal(client: Redis, words: list[str]) -> str:
 def test_without_a_password_nothing_is_possible(rig: Rig) -> None:
     """The default user is switched off."""
     with (
-        Redis(port=rig.store.port, driver_info=None) as client,
+        Redis(port=rig.store.port, retry=Retry(NoBackoff(), 0)) as client,
         pytest.raises(AuthenticationError),
     ):
         client.ping()

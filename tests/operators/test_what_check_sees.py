@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 import pytest
 from redis import Redis
+from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, ResponseError
+from redis.retry import Retry
 
 from pipeline.store import server as about_server
 from pipeline.store.finding import Finding
@@ -208,7 +210,7 @@ async def test_a_sentinel_is_no_place_to_work(look, tmp_path: Path) -> None:  # 
 
 
 def _answers(port: int) -> bool:
-    with Redis(port=port) as client:
+    with Redis(port=port, retry=Retry(NoBackoff(), 0)) as client:
         try:
             return bool(client.ping())
         except ConnectionError:
