@@ -72,13 +72,13 @@ class Leases:
                     on_lost(taken)
 
     async def reclaim_for_ever(self, on_taken: Callable[[Sequence[Entry]], None], stop: asyncio.Event) -> None:
-        """About every quarter lease, take over what has been left for a lease; nothing more once `stop` is set.
+        """Take over what has been left for a lease, at most a quarter later; nothing more once `stop` is set.
 
         Where a look took something and hasn't come to the end, the next one follows as soon as hands are free: of
         thousands that were left, or replayed, the last must not wait for a quarter lease a hundred.
         """
         while not stop.is_set():
-            await asyncio.sleep(_GO_ON_S if self._more else self._lease_s / 4 * random.uniform(0.75, 1.25))
+            await asyncio.sleep(_GO_ON_S if self._more else self._lease_s / 4 * random.uniform(0.6, 1.0))
             for lane in self._lanes:
                 # After an outage everybody's lease is over, though their owners live and are about to renew them.
                 if stop.is_set() or self._store.outage.served_s < self._lease_s / 4 + 2 * LONGEST_WAIT_S:
