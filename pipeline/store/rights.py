@@ -89,7 +89,7 @@ _WORKER: Final = (
     Right(("ZADD", "ZREM", "ZRANGEBYSCORE", "EXPIRE"), ("reservations",)),
     Right(("HSET", "HDEL", "HGETALL", "PEXPIRE"), ("slots",)),
     Right(("SET", "EXISTS"), ("edge:alive",)),
-    Right(("HSET", "HSETNX", "HGET", "HDEL", "HLEN", "EXISTS"), ("backlog:meta",)),
+    Right(("HSET", "HGET", "HMGET", "HDEL", "HLEN", "EXISTS"), ("backlog:meta",)),
     Right(("HSET", "HGET", "HDEL"), ("backlog:bodies",)),
     Right(("HMGET", "HINCRBY", "HDEL"), ("tenants",)),
     Right(("HSET", "HGET", "HMGET", "EXPIRE", "DEL"), ("backlog:timer",)),
