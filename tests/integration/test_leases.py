@@ -148,16 +148,20 @@ async def test_a_stop_takes_back_only_deliveries_that_were_counted(
 async def test_c67_a_version_that_nobody_comes_for_is_answered_in_the_end(
     redis_url: str, keys: Keys, connection: Connection
 ) -> None:
-    """After a roll-back nobody may know the version any more: the caller gets a typed error, `dead` the whole entry."""
+    """After a roll-back nobody may know the version any more: the caller gets a typed error, `dead` the whole entry.
+
+    Until then a worker looks at it a few times a lease, and no more often.
+    """
     raw = b'{"id":"orphan","body":{},"v":7,"hint":1}'
     await connection.command("XADD", keys.key("edge"), "*", "request", raw)
-    stage = Steered()
+    stage, before, began = Steered(), await _claims(connection), time.monotonic()
 
     async with running(redis_url, keys, stage, lease_s=0.05) as loop:
         await eventually(lambda: _held_by(connection, loop.consumer, deliveries=0), 5)
         await add(connection, "fine")
         await eventually(lambda: _has(connection, "orphan", "fine"), PATIENCE_LEASES * 0.05 + 5)
 
+    assert await _claims(connection) - before <= 3 * ((time.monotonic() - began) / (0.6 * 0.05 / 4)) + 10
     assert (await results(connection), stage.handled) == ({"orphan": "dead_letter", "fine": "internal"}, ["fine"])
     ((_, letter),) = await connection.command("XRANGE", keys.key("dead"), "-", "+")
     assert (letter[b"reason"], letter[b"field:request"]) == (b"newer_version", raw)
@@ -217,6 +221,12 @@ async def _reads(connection: Connection) -> bool:
 async def _clients(connection: Connection) -> list[dict[str, str]]:
     found: Any = await connection.redis.client_list()
     return list(found)
+
+
+async def _claims(connection: Connection) -> int:
+    """How often entries were claimed on this server so far."""
+    about: Any = await connection.redis.info("commandstats")
+    return sum(int(about.get(f"cmdstat_{name}", {"calls": 0})["calls"]) for name in ("xclaim", "xautoclaim"))
 
 
 async def _held_by(connection: Connection, consumer: str, *, deliveries: int) -> bool:
