@@ -75,7 +75,7 @@ function backlog.meta(id)
 end
 
 -- Whether it is the first of its class.
-function backlog.first(id, meta) return redis.call('ZRANK', backlog.index(meta.rank), id) == 0 end
+function backlog.first(id, meta) return redis.call('ZRANGE', backlog.index(meta.rank), 0, 0)[1] == id end
 
 -- Take a request out of everything that `put` and `ready` have put it into.
 function backlog.drop(id, meta)

@@ -14,7 +14,7 @@ from tokenweir.wire import Result, error_body, result_fields
 
 _CANCEL = load("request_cancel")
 # Few enough that nobody else waits long for Redis meanwhile.
-_AT_ONCE: Final = 100
+_AT_ONCE: Final = 25
 _BODY: Final = msgspec.Raw(error_body("cancelled", "its producer cancelled it"))
 # What only the script knows; it says these itself.
 _FOUND_OUT: Final = ("route", "attempt", "replay", "metadata", "waited_ms", "total_ms")

@@ -64,7 +64,7 @@ _PRODUCER: Final = (
     Right(("HMGET",), ("status:*",), "R"),
     Right(("XADD",), ("responses", "deferred"), "W"),
     Right(("XADD", "EXPIRE"), ("cancelled", "reply:*")),
-    Right(("HDEL", "ZREM"), ("backlog:*",)),
+    Right(("HDEL", "ZREM", "ZRANGE"), ("backlog:*",)),
     Right(("HINCRBY", "HDEL"), ("tenants",)),
 )
 _LIMITER: Final = (
