@@ -44,11 +44,14 @@ def rig() -> Iterator[Rig]:
 
 @pytest.fixture(autouse=True)
 def _as_before(rig: Rig) -> Iterator[None]:
-    """Everything is finished in the end, by the same worker."""
-    pids = rig.runs[0].live
+    """A test begins and ends with a worker that is served; everything is finished in the end, by that same one."""
+    run = rig.runs[0]
+    pids = run.live
     yield
+    _store(rig).give_back("worker")
+    wait_until(lambda: len(run.events("redis_outage_began")) == len(run.events("redis_outage_ended")), 15)
     rig.assert_clean()
-    assert rig.runs[0].live == pids
+    assert run.live == pids
 
 
 def _store(rig: Rig) -> GuardedStore:
@@ -118,6 +121,32 @@ def test_c62_rights_that_are_revoked_while_it_runs(rig: Rig, what: str) -> None:
     ids = rig.add_many(40)
     wait_until(lambda: '"redis_outage_began"' in "\n".join(run.text.splitlines()[said:]), 10)
 
+    _assert_calm(rig)
+
+    _store(rig).give_back("worker")
+    assert {result.status for result in rig.wait_for(ids)} == {"ok"}
+    new = run.text.splitlines()[said:]
+    told = [line for line in new if '"redis_outage_began"' in line or '"redis_refuses"' in line]
+    assert any(word in line for line in told for word in _REASONS), told
+    assert not [line for line in new if "Traceback" in line]
+
+
+def test_c62_a_key_that_becomes_another_kind_while_it_runs(rig: Rig) -> None:
+    """A string takes the stream's place under a live worker: no hot loop, and work goes on when it is gone."""
+    run, ingest = rig.runs[0], rig.keys.key("ingest")
+    said = len(run.text.splitlines())
+    rig.redis.set(ingest, "mine")
+    wait_until(lambda: '"redis_outage_began"' in "\n".join(run.text.splitlines()[said:]), 10)
+
+    _assert_calm(rig)
+
+    rig.redis.delete(ingest)
+    assert {result.status for result in rig.wait_for(rig.add_many(20))} == {"ok"}
+
+
+def _assert_calm(rig: Rig) -> None:
+    """Few commands and log lines a second, for as long as is watched."""
+    run = rig.runs[0]
     before, lines, began = _calls(rig), len(run.text.splitlines()), time.monotonic()
     wait_until(lambda: time.monotonic() - began >= _WATCHED_S, _WATCHED_S + 1)
     took_s = time.monotonic() - began
@@ -126,12 +155,6 @@ def test_c62_rights_that_are_revoked_while_it_runs(rig: Rig, what: str) -> None:
     sent = Counter({name: count for name, count in calls.items() if name in _SENT})
     assert sent.total() / took_s <= _MOST_A_SECOND, (took_s, calls)
     assert lines / took_s <= _MOST_A_SECOND
-    _store(rig).give_back("worker")
-    assert {result.status for result in rig.wait_for(ids)} == {"ok"}
-    new = run.text.splitlines()[said:]
-    told = [line for line in new if '"redis_outage_began"' in line or '"redis_refuses"' in line]
-    assert any(word in line for line in told for word in _REASONS), told
-    assert not [line for line in new if "Traceback" in line]
 
 
 def _calls(rig: Rig) -> Counter[str]:
