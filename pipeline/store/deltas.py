@@ -62,9 +62,14 @@ class Deltas:
         if not held:
             return
         words: list[Sequence[Argument]] = [("XADD", key, "MAXLEN", "~", _KEPT, "*", *fields) for key, fields in held]
-        words += [("EXPIRE", key, _TTL_S) for key in {key for key, _ in held}]
+        words += [self._expiry(key) for key in {key for key, _ in held}]
         try:
             await self._connection.commands(words)
         except StoreUnavailable as error:
             self._refused_until = time.monotonic() + _REFUSED_S
             log.debug("deltas_dropped", count=len(held), reason=str(error))
+
+    def _expiry(self, key: str) -> Sequence[Argument]:
+        """An inbox lives as long as anything comes. A reply's end comes with its result, which may be there already."""
+        words = ("EXPIRE", key, _TTL_S)
+        return words if self._connection.keys.inbox_name(key) else (*words, "NX")
