@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench chaos run clean
+.PHONY: help setup demo test lint format bench chaos soak run clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ bench: $(VENV)/installed-dev ## hops, the gate's scripts, the limiter beside its
 
 chaos: $(VENV)/installed-dev ## workers killed, replies cut, Redis restarted and frozen (ARGS='--seed 7 --requests 3000')
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+soak: $(VENV)/installed-dev ## 10 minutes of seeded random faults of all kinds (ARGS='--minutes 1 --seed 7')
+	@$(BIN)/python -m tests.chaos.soak $(ARGS)
 
 clean: ## remove what was installed and cached
 	@rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

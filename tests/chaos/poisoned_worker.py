@@ -6,20 +6,15 @@ task end that reads its stream, once, as a cancellation that comes out of a libr
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 from typing import Any
 
 import stages
-from pipeline import logs
-from pipeline.app import Worker
-from pipeline.cli.run import add_arguments
-from pipeline.cli.target import resolve
 from pipeline.outcome import Outcome
 from pipeline.stage import Delivery, Stage
-from pipeline.supervisor import supervise
 from stages.classify import Classify
+from tests.chaos.worker import run
 
 POISON, BROKEN, READER = b"[poison]", b"[broken]", b"[reader]"
 
@@ -47,20 +42,5 @@ def build(pool: Any, keys: Any, **more: Any) -> list[Stage]:
     return [Poisoned(pool, keys) if isinstance(stage, Classify) else stage for stage in built]
 
 
-def main() -> int:
-    """Run workers until told to stop."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    args = parser.parse_args()
-    logs.setup()
-    target = resolve(args)
-
-    def work(_index: int) -> int:
-        asyncio.run(Worker(target.config, target.pool_name, url=target.url, build=build).run())
-        return 0
-
-    return supervise(work, args.workers)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run(build))

@@ -11,6 +11,7 @@ import pytest
 
 from tests.chaos.ground import open_ground
 from tests.chaos.load import draft
+from tests.chaos.phases import PHASES, timeline
 from tests.chaos.run import play
 from tests.chaos.verdict import judge
 from tests.integration.rig import API_KEY
@@ -64,6 +65,13 @@ def test_the_judge_misses_nothing() -> None:
             "failed": 1,
             "unexplained": 1,
         }
+
+
+def test_a_seed_of_the_soak_does_the_same_again() -> None:
+    """What `make soak` did to the pool is done again with its seed, at the same times and with the same choices."""
+    assert timeline(7, 600) == timeline(7, 600)
+    assert timeline(7, 600) != timeline(8, 600)
+    assert {moment.phase for moment in timeline(7, 600)} == set(PHASES)
 
 
 def _call(base_url: str, prompt: str) -> None:

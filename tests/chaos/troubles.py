@@ -33,7 +33,8 @@ def restart(ground: Ground, _draw: random.Random) -> None:
     """Redis is ended in order, and started again with its data."""
     began_s = time.time()
     ground.rig.store.stop()
-    ground.rig.store.start()
+    ground.rig.store.launch()
+    wait_until(lambda: ground.rig.store.answers, 60, why="the server doesn't load its data")
     ground.struck("restart", began_s)
 
 

@@ -64,7 +64,7 @@ class Store:
     def start(self) -> None:
         """Start it and wait until it has loaded its data."""
         self.launch()
-        wait_until(self._answers, 10, why="the server doesn't answer")
+        wait_until(lambda: self.answers, 10, why="the server doesn't answer")
 
     def stop(self) -> None:
         """End it in order."""
@@ -90,7 +90,9 @@ class Store:
         shutil.move(copy, self._folder / "appendonlydir")
         self.start()
 
-    def _answers(self) -> bool:
+    @property
+    def answers(self) -> bool:
+        """Whether it serves: it is there, and has loaded its data."""
         try:
             return bool(self.client.ping())
         except RedisError:
