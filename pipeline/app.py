@@ -23,7 +23,7 @@ from pipeline.limits import explain
 from pipeline.loop import LoopSettings, StageLoop
 from pipeline.metrics import Metrics
 from pipeline.stage import Stage
-from pipeline.store import LONGEST_WAIT_S, Store
+from pipeline.store import Store
 from pipeline.store.health import unfit
 from pipeline.store.outage import FORBIDDEN_WAIT_S
 from pipeline.store.overview import overview
@@ -166,7 +166,8 @@ class Worker:
                 if error.forbidden:
                     await asyncio.sleep(FORBIDDEN_WAIT_S)
             self._metrics.outages_lasted(store.outage.seconds_total)
-            await asyncio.sleep(_BEAT_S if store.outage.serving else LONGEST_WAIT_S)
+            # No slower in an outage: what a fail-over lost is to be told within the second for which the gate waits.
+            await asyncio.sleep(_BEAT_S)
 
     async def _bow_out(self, store: Store) -> None:
         try:
