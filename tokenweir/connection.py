@@ -156,8 +156,10 @@ class Connection:
 
     async def aclose(self) -> None:
         """Close all connections; a call after that is a RuntimeError. Harmless twice."""
-        await self.links.aclose()
-        await self.redis.aclose(close_connection_pool=True)
+        try:
+            await self.links.aclose()
+        finally:
+            await self.redis.aclose(close_connection_pool=True)
 
 
 def _whole(reply: Any, name: str) -> Any:

@@ -11,6 +11,7 @@ import logging
 import random
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from hiredis import pack_command
@@ -205,8 +206,9 @@ class Links:
             self._look.cancel()
             await asyncio.wait([self._look])
         self._idle.clear()
-        for link in tuple(self._open_ones):
-            await self._drop(link)
+        async with AsyncExitStack() as stack:
+            for link in tuple(self._open_ones):
+                stack.push_async_callback(self._drop, link)
         await asyncio.sleep(0)  # their sockets are closed by the loop, which may end with our caller
 
 

@@ -202,9 +202,11 @@ class Pool(BlockingConnectionPool):
 async def hang_up(link: AbstractConnection) -> None:
     """Close a connection without a goodbye: TLS would wait for the other side, longer than our loop may live."""
     writer = link._writer
-    await link.disconnect(nowait=True)
-    if writer is not None:
-        writer.transport.abort()
+    try:
+        await link.disconnect(nowait=True)
+    finally:
+        if writer is not None:
+            writer.transport.abort()
 
 
 def connect(url: str, *, max_connections: int = 8) -> Redis:

@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 import time
+from contextlib import AsyncExitStack
 
 from pipeline.config import Pool
 from pipeline.store.cancelled import Cancelled
@@ -80,6 +81,7 @@ class Store:
         self._offset_ms = redis_ms - time.time() * 1000
 
     async def aclose(self) -> None:
-        """Close every connection."""
-        for connection in (*self._readers, self.control):
-            await connection.aclose()
+        """Close every connection, also when a cancellation strikes one of them."""
+        async with AsyncExitStack() as stack:
+            for connection in (self.control, *self._readers):
+                stack.push_async_callback(connection.aclose)
