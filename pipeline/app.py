@@ -159,6 +159,7 @@ class Worker:
                 if slots != offered or time.monotonic() - at >= ttl_ms / 4000:
                     now_ms = await store.gate.beat(premium_slots=slots[0], edge_slots=slots[1], ttl_ms=ttl_ms)
                     store.learn_time(now_ms)
+                    await store.streams.expire(now_ms=now_ms)
                     offered, at = slots, time.monotonic()
                 store.outage.over(self)
             except StoreUnavailable as error:

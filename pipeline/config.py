@@ -118,7 +118,9 @@ class Pool(_Tree, frozen=True):
         lease_s: how long a worker owns an entry without a sign of life.
         drain_s: how long a stopping worker finishes what it holds before it hands the rest back.
         max_deliveries, max_attempts: after so many an entry is dead / a call is given up.
-        status_ttl_s: how long a result can be asked for. responses_kept: how many stay on `responses`.
+        status_ttl_s: how long a result can be asked for.
+        responses_kept, responses_age_s: how many results stay on `responses`, and how long; dead_kept, dead_age_s: the
+            same of dead letters.
         premium_concurrency: calls at once in one worker process.
     """
 
@@ -135,6 +137,9 @@ class Pool(_Tree, frozen=True):
     max_attempts: Count = 3
     status_ttl_s: Count = 3600
     responses_kept: Count = 100_000
+    responses_age_s: Count = 7 * 86_400
+    dead_kept: Count = 100_000
+    dead_age_s: Count = 14 * 86_400
     premium_concurrency: Count = 16
 
 

@@ -13,7 +13,7 @@ from pipeline.store.cancelled import Cancelled
 from pipeline.store.deltas import Deltas
 from pipeline.store.gate import Drained, Gate, Verdict
 from pipeline.store.outage import LONGEST_WAIT_S, Outage
-from pipeline.store.streams import Entry, Reclaimed, Streams
+from pipeline.store.streams import Entry, Reclaimed, Retention, Streams
 from tokenweir.connection import Connection, connect
 from tokenweir.keys import Keys
 
@@ -25,6 +25,7 @@ __all__ = [
     "Gate",
     "Outage",
     "Reclaimed",
+    "Retention",
     "Store",
     "Streams",
     "Verdict",
@@ -49,8 +50,11 @@ class Store:
             consumer=self.consumer,
             deployments=[deployment.name for deployment in pool.deployments],
             window_s=first.window_s,
-            status_ttl_s=pool.status_ttl_s,
-            responses_kept=pool.responses_kept,
+            retention=Retention(
+                status_ttl_s=pool.status_ttl_s,
+                responses=(pool.responses_kept, pool.responses_age_s),
+                dead=(pool.dead_kept, pool.dead_age_s),
+            ),
         )
         self.gate = Gate(
             self.control,

@@ -80,7 +80,7 @@ _WORKER: Final = (
     Right(_SCRIPTS, ("*",)),
     Right(("XADD", "XREADGROUP", "XACK", "XDEL", "XLEN", "XRANGE", "XPENDING", "XCLAIM", "XAUTOCLAIM"), (*GROUPS,)),
     Right(("XGROUP CREATE", "XGROUP DELCONSUMER", "XINFO CONSUMERS", "XINFO GROUPS", "TYPE"), (*GROUPS,)),
-    Right(("XADD", "XLEN", "TYPE"), ("responses", "dead")),
+    Right(("XADD", "XLEN", "XTRIM", "TYPE"), ("responses", "dead")),
     Right(("XADD", "EXPIRE"), ("reply:*", "inbox:*")),
     Right(("HSET", "HGET", "HMGET", "HDEL", "HEXISTS", "EXPIRE", "PERSIST"), ("status:*",)),
     Right(("HSET", "HGET", "HGETALL", "HEXISTS", "HDEL", "HINCRBY", "TYPE"), ("limits",)),
@@ -125,7 +125,7 @@ ROLES: Final = {
 }
 
 # These would destroy any key, so they are never allowed on all.
-_APART: Final = ("DEL", "SET")
+_APART: Final = ("DEL", "SET", "XTRIM")
 
 # Without these a program does all its work, and only shows or tidies up less; or it is asked for what needs them, and
 # says so then.

@@ -23,7 +23,6 @@ _FORWARD, _FINISH, _BURY, _RETRY = (load(f"entries_{verb}") for verb in ("forwar
 _RECLAIM, _RELEASE = load("entries_reclaim"), load("entries_release")
 _OWN, _COUNT = load("entries_own"), load("entries_count")
 _RENEW, _PRUNE, _GROUP = load("leases_renew"), load("consumers_prune"), load("groups_make")
-DEAD_KEPT = 100_000
 
 
 class Entry(NamedTuple):
@@ -62,6 +61,14 @@ def _fields(flat: Sequence[bytes]) -> dict[bytes, bytes]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
+class Retention(NamedTuple):
+    """What stays: a status for so long after its result; so many results and dead letters, for so many seconds."""
+
+    status_ttl_s: int
+    responses: tuple[int, int]
+    dead: tuple[int, int]
+
+
 class Streams:
     """The work streams of one pool, for one consumer."""
 
@@ -72,14 +79,14 @@ class Streams:
         consumer: str,
         deployments: Sequence[str],
         window_s: float,
-        status_ttl_s: int,
-        responses_kept: int,
+        retention: Retention,
     ) -> None:
         self._connection = connection
         self._keys = connection.keys
         self._budgets = [f"budget:{name}" for name in deployments]
         self._window_s = window_s
-        self._kept: tuple[Argument, Argument] = (responses_kept, status_ttl_s)
+        self._retention = retention
+        self._kept: tuple[Argument, Argument] = (retention.responses[0], retention.status_ttl_s)
         self.consumer = consumer
 
     async def make_groups(self, lanes: Sequence[str]) -> int:
@@ -143,7 +150,7 @@ class Streams:
 
     async def bury(self, lane: str, rows: Sequence[tuple[Entry, Dead, Result]], *, at_ms: int) -> list[bool]:
         """Move entries to `dead` and answer their callers; True = it was still ours."""
-        args: list[Argument] = [GROUPS[lane], *self._kept, lane, DEAD_KEPT]
+        args: list[Argument] = [GROUPS[lane], *self._kept, lane, self._retention.dead[0]]
         for entry, dead, result in rows:
             args += (entry.id, entry.deliveries, dead.reason, dead.message, at_ms, result.attempt)
             args += result_row(result, streamed=False)
@@ -195,6 +202,13 @@ class Streams:
         """
         args: list[Argument] = [GROUPS[lane], to or self.consumer, idle_ms, owner, back, *entry_ids]
         return [entry.decode() for entry in await self._connection.run(_RELEASE, args, bind=self._source(lane))]
+
+    async def expire(self, *, now_ms: float) -> None:
+        """Drop results and dead letters that are older than they are kept."""
+        ages = {"responses": self._retention.responses[1], "dead": self._retention.dead[1]}
+        await self._connection.commands(
+            [("XTRIM", self._keys.key(name), "MINID", round(now_ms - age_s * 1000)) for name, age_s in ages.items()]
+        )
 
     async def prune(self, lane: str, *, leaving: bool, idle_ms: int) -> int:
         """Remove consumers that hold nothing and have been idle for long, and, when `leaving`, our own."""

@@ -11,7 +11,7 @@ from pipeline.config import Pool
 from pipeline.intake import read_entry
 from pipeline.message import Request, decode
 from pipeline.outcome import Done, Forward
-from pipeline.store import Entry, Gate, Streams
+from pipeline.store import Entry, Gate, Retention, Streams
 from tests.support import eventually
 from tokenweir import Client, TokenweirError
 from tokenweir.connection import Connection
@@ -26,10 +26,17 @@ class Worker:
         self.pool = Pool()
         self.connection = connection
         self.keys = connection.keys
-        kept = {"status_ttl_s": 60, "responses_kept": 10_000}
-        self.streams = Streams(connection, consumer="w", deployments=["default"], window_s=60, **kept)
-        deployments = self.pool.deployments
-        self.gate = Gate(connection, consumer="w", deployments=deployments, edge_queue=0, max_waiting=100_000, **kept)
+        kept = Retention(status_ttl_s=60, responses=(10_000, 60), dead=(100, 60))
+        self.streams = Streams(connection, consumer="w", deployments=["default"], window_s=60, retention=kept)
+        self.gate = Gate(
+            connection,
+            consumer="w",
+            deployments=self.pool.deployments,
+            edge_queue=0,
+            max_waiting=100_000,
+            status_ttl_s=60,
+            responses_kept=10_000,
+        )
 
     async def take(self, *, count: int = 1000) -> list[Entry]:
         """What stands in the ingest streams."""
