@@ -57,7 +57,7 @@ def measure(rig: Rig) -> Health:
     )
 
 
-def rest(rig: Rig, *, workers: int, expiring: int, base: Health | None = None, timeout_s: float = 60.0) -> Health:
+def rest(rig: Rig, *, workers: int, expiring: int, base: Health | None = None, timeout_s: float = 120.0) -> Health:
     """What it uses once all workers are back, statuses have expired and, if `base` is given, it looks like that again.
 
     After `timeout_s` as it is then.

@@ -19,7 +19,8 @@ from tests.integration.rig import Rig, open_rig
 from tests.support import KINDS
 
 _WORKERS = 2
-_WARM_UP, _AT_ONCE, _MOST_ON_THE_WAY = 1500, 500, 4000
+# As many are on the way in the warm-up as ever: what Redis and its Lua need for that once, they keep.
+_WARM_UP, _AT_ONCE, _MOST_ON_THE_WAY = 4000, 500, 4000
 _STATUS_TTL_S = 5
 
 
@@ -43,7 +44,8 @@ class Passed(msgspec.Struct, kw_only=True):
 
 def play(kind: str, requests: int, progress: Callable[[int], None]) -> Passed:
     """Send them all, and look at what is left."""
-    limits = {"rpm": 10_000_000, "tpm": 10_000_000_000, "window_s": 1.0}
+    # Nobody counts in windows here: a grant may take its time, however busy the machine is.
+    limits = {"rpm": 10_000_000, "tpm": 10_000_000_000, "window_s": 1.0, "send_within_s": 10.0}
     with open_rig(kind=kind, call=limits, status_ttl_s=_STATUS_TTL_S, responses_kept=1000, lease_s=30.0) as rig:
         rig.run(_WORKERS, program=("-m", "tests.chaos.instant_worker"))
         _send(rig, _WARM_UP, progress)

@@ -83,7 +83,8 @@ def judge(ground: Ground, *, seconds: float, faulty: bool = False) -> Verdict:
     # `responses` as a consumer read it, and as Redis wrote it.
     counts = [ground.results, Counter({id_: count for (id_, _), count in journal.results.items()})]
     strange = [id_ for id_, count in repeated.items() if count > hits[id_]]
-    strange += [result.id for result in ground.failures]
+    strange = [id_ for id_, count in counts[1].items() if count > 1] + strange
+    strange += [] if faulty else [result.id for result in ground.failures]
     return Verdict(
         server=ground.server,
         requests=len(sent),
