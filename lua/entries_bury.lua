@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Move entries to `dead`, whole, and answer their callers with a typed error, in one step.
 --
--- KEYS  limits reservations grants <source> dead responses *
+-- KEYS  limits reservations grants <source> dead responses backlog:interactive backlog:standard backlog:batch backlog:simple backlog:due backlog:deadlines backlog:meta backlog:bodies tenants *
 -- ARGV  group, results kept, status TTL (s), stream name, dead letters kept; then per entry: entry id,
 --       deliveries, reason, message, time (ms), attempt, a result (part_result.lua)
 -- Reply per entry 1 (buried) or 0 (no longer pending here)
@@ -13,6 +13,7 @@
 -- include entry
 -- include carrier
 -- include pool
+-- include backlog
 -- include result
 
 local MOST_PARTS = 4000

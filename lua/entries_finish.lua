@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Write terminal results, settle their grants, and acknowledge their entries, in one step.
 --
--- KEYS  limits reservations grants deferred responses backlog:meta <source> *
+-- KEYS  limits reservations grants deferred responses backlog:interactive backlog:standard backlog:batch backlog:simple backlog:due backlog:deadlines backlog:meta backlog:bodies tenants <source> *
 -- ARGV  group, results kept, status TTL (s); then per entry: entry id, attempt, tokens used in prompt and output (-1 = unknown),
 --       pause_us (-1 = the call was answered), why, narrow (0|1), a result (part_result.lua)
 -- Reply per entry three numbers: 1 (this was the terminal result) or 0 (another was first; this one is dropped), and the
@@ -14,6 +14,7 @@
 -- include entry
 -- include carrier
 -- include pool
+-- include backlog
 -- include result
 -- include notice
 

@@ -1,5 +1,5 @@
 -- The terminal result of a request: written once a life, to everybody who waits for it.
--- Declares responses. Arguments per result: id, replay, streamed (0|1), result as JSON, number of field
+-- Needs backlog; declares responses. Arguments per result: id, replay, streamed (0|1), result as JSON, number of field
 -- arguments, then the flat fields of `responses`.
 local INBOX_KEPT, INBOX_TTL_S = 10000, 3600
 
@@ -23,6 +23,9 @@ local function write_result(result, kept, ttl_s, inboxes, carrier)
     status_set(result.id, 'terminal', result.replay, 'state', 'done', 'result', result.json)
   end
   redis.call('EXPIRE', key, ttl_s)
+  -- A copy that waits (its entry was taken over from an owner who lived) may outlast the status, and its fence with it.
+  local waits = backlog.meta(result.id)
+  if waits and waits.replay <= tonumber(result.replay) then backlog.drop(result.id, waits) end
   if result.streamed then
     local reply = ROOT .. 'reply:' .. result.id
     redis.pcall('XADD', reply, '*', 'kind', 'done', 'id', result.id, 'result', result.json)

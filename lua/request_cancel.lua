@@ -46,15 +46,11 @@ local waited = calling and '-1' or since
 attempt, metadata = string.format('%d', tonumber(attempt) or 1), metadata or '{}'
 local json = string.sub(ARGV[3], 1, -2) .. ',"route":"' .. route .. '","attempt":' .. attempt .. ',"replay":' .. replay
   .. ',"metadata":' .. metadata .. ',"waited_ms":' .. waited .. ',"total_ms":' .. since .. '}'
-write_result({id = id, replay = replay, streamed = streamed == '1', json = json, fields = {'route', route, 'attempt', attempt,
-  'replay', replay, 'metadata', metadata, 'waited_ms', waited, 'total_ms', since, unpack(ARGV, 4)}}, kept, ttl_s, inboxes)
-
 local waits = backlog.meta(id)
 local frees = head and string.sub(head, -#id - 1) == ' ' .. id
-if waits then
-  frees = backlog.first(id, waits) or frees
-  backlog.drop(id, waits)
-end
+if waits then frees = backlog.first(id, waits) or frees end
+write_result({id = id, replay = replay, streamed = streamed == '1', json = json, fields = {'route', route, 'attempt', attempt,
+  'replay', replay, 'metadata', metadata, 'waited_ms', waited, 'total_ms', since, unpack(ARGV, 4)}}, kept, ttl_s, inboxes)
 if not waits or waits.replay < tonumber(replay) then
   redis.call('XADD', K.cancelled, 'MAXLEN', '~', TOLD, '*', 'id', id, 'replay', replay)
   redis.call('EXPIRE', K.cancelled, TOLD_S)
