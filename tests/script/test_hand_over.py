@@ -52,8 +52,8 @@ async def test_the_same_entry_id_in_two_streams_is_two_entries(bench: Bench) -> 
 
 @pytest.mark.parametrize("wait_s", [0.0, 60.0], ids=["waits for budget", "waits for its time"])
 async def test_a_copy_that_waits_goes_with_the_result(bench: Bench, wait_s: float) -> None:
-    """A call that was taken over from a live owner waits for another attempt; the owner's answer ends that, too, so that
-    it isn't called for again when its status has been forgotten."""
+    """What was taken over from a live owner waits for another attempt; the owner's answer ends that wait, or it would
+    be called for again when its status has been forgotten."""
     (call,) = await called(bench, "a")
     await bench.retry(call, wait_s=wait_s)
     assert await views.waiting(bench) == ["a"]
