@@ -79,6 +79,7 @@ class Links:
         packed = b"".join(pack_command(tuple(words)) for words in many)  # type: ignore[arg-type]  # its stub names one word
         if self._watched:
             self._look_now_and_then()
+        begun = self._term
         try:
             with Within(timeout_s):
                 async with self._turns:
@@ -92,7 +93,10 @@ class Links:
                             return await self._follow(many, replies, term)
                     return replies
         except TimeoutError as error:
-            if self._places.lost():  # silent for so long, it may be dead and have a successor
+            # Silent for so long, it may be dead and have a successor. Or only its connections are: then the others that
+            # were open by then are as well, and would cost as much each. Unless another call has found that out before.
+            if begun == self._term:
+                self._places.lost()
                 await self._turn()
             raise StoreUnavailable(f"no reply from Redis within {timeout_s:g} s") from error
         except (OSError, RedisError) as error:

@@ -191,7 +191,7 @@ _NOBODY = [
     ["GET", "secret"],
     ["DEL", "tokenweir:{main}:ingest"],
     ["DEL", "tokenweir:{main}:limits"],
-    ["XTRIM", "tokenweir:{main}:responses", "MAXLEN", "0"],
+    ["XTRIM", "tokenweir:{main}:premium", "MAXLEN", "0"],
     ["XADD", "tokenweir:main:ingest", "*", "a", "b"],
     ["EVAL", "return redis.call('FLUSHALL')", "0"],
     ["EVAL", "return redis.call('DEL', 'tokenweir:{main}:ingest')", "0"],
