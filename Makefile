@@ -32,8 +32,8 @@ demo: $(VENV)/installed ## the users' story, without and with tokenweir, on simu
 run: $(VENV)/installed ## one worker with the embedded Redis (ARGS='--workers 4')
 	@$(BIN)/tokenweir run $(ARGS)
 
-test: $(VENV)/installed-dev ## the whole test suite (ARGS='tests/unit -k keys')
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/installed-dev ## the whole test suite, two files at a time (ARGS='tests/unit -k keys')
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(VENV)/installed-dev ## ruff, mypy strict, the dependency rule
 	@$(BIN)/ruff check .

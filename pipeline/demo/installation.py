@@ -5,7 +5,7 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -69,6 +69,9 @@ async def private_redis(folder: Path) -> AsyncIterator[str]:
         deadline_s = time.monotonic() + _SERVER_END_S
         while _lives(server.pid) and time.monotonic() < deadline_s:  # noqa: ASYNC110 - no event tells of its end
             await asyncio.sleep(_LOOK_S)
+        if server.socket_path.parent != folder:
+            with suppress(OSError):  # not empty: the server still lives
+                server.socket_path.parent.rmdir()
 
 
 def _lives(pid: int) -> bool:

@@ -32,10 +32,11 @@ class EmbeddedServer:
     Attributes:
         url: the unix socket, as redis-py reads it; the same after a restart of the server.
         tcp_url: the loopback port, for tools that can't use a unix socket.
-        pid: the server's process.
+        pid: the server's process. socket_path: its socket, in a short folder of its own where the data's is too long.
     """
 
     def __init__(self, *, socket_path: Path, answer: Answer, share: int) -> None:
+        self.socket_path = socket_path
         self.url = f"unix://{quote(os.fspath(socket_path))}"
         self.tcp_url = f"redis://127.0.0.1:{answer.port}/0"
         self.pid = answer.pid
