@@ -19,9 +19,12 @@ from tests.support import Server, chosen_kinds, running_server, server_binary
 from tokenweir.connection import Connection, connect
 from tokenweir.keys import PERMANENT, Keys
 
+pytest_plugins = ["tests.turns"]
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "refused: this test does what its user may not")
+    config.addinivalue_line("markers", "alone: this test measures the machine, so that no other may run beside it")
     config.addinivalue_line("markers", "leaves_keys(reason): this test may leave keys without expiry behind")
     config.addinivalue_line("markers", "one_server(reason): this test needn't meet every kind of server")
 

@@ -116,8 +116,11 @@ async def test_c65_a_status_on_its_way_is_never_taken_for_none(cluster: Cluster,
     assert (await store.streams.finish("ingest", done[:1]))[0].first
     assert await store.streams.bury("ingest", dead[1:2], at_ms=1) == [True]
     # No key that the scripts declare is missing: it is the status alone that makes them fail.
-    for words in (("HSET", "backlog:meta", "x", "y"), ("HSET", "grants", "x", "y"), ("ZADD", "reservations", 1, "x")):
-        await reader.command(words[0], keys.key(str(words[1])), *words[2:])
+    indexes = [f"backlog:{name}" for name in ("interactive", "standard", "batch", "simple", "due", "deadlines")]
+    for name in ("backlog:meta", "backlog:bodies", "tenants", "grants"):
+        await reader.command("HSET", keys.key(name), "x", "y")
+    for name in (*indexes, "reservations"):
+        await reader.command("ZADD", keys.key(name), 1, "x")
     late = [(done[2][0], done[0][1])]
     late_dead = [(dead[3][0], dead[0][1], dead[0][2])]
     attempts: list[Callable[[], Awaitable[object]]] = [

@@ -55,8 +55,10 @@ def _grave(line: str) -> bool:
 
 
 @contextmanager
-def no_hot_loop(rig: Rig, *, of: tuple[str, ...] = ("lines", "connections", "refused")) -> Iterator[dict[str, float]]:
-    """Fails if within the block workers did more than `HOT` of anything named in `of`, a second and worker.
+def no_hot_loop(
+    rig: Rig, *, of: tuple[str, ...] = ("lines", "connections", "refused"), most: float = HOT
+) -> Iterator[dict[str, float]]:
+    """Fails if within the block workers did more than `most` of anything named in `of`, a second and worker.
 
     Yields the figures, which are there at the end of the block.
     """
@@ -64,7 +66,7 @@ def no_hot_loop(rig: Rig, *, of: tuple[str, ...] = ("lines", "connections", "ref
     figures: dict[str, float] = {}
     yield figures
     figures |= Strain.of(rig).since(before, seconds=time.monotonic() - began, workers=workers)
-    hot = {name: rate for name, rate in figures.items() if name in of and rate > HOT}
+    hot = {name: rate for name, rate in figures.items() if name in of and rate > most}
     assert hot == {}, f"a second and worker: {hot}"
 
 

@@ -53,6 +53,7 @@ def test_c06_entries_without_a_body_are_dropped_and_counted(rig: Rig) -> None:
     rig.assert_clean()
 
 
+@pytest.mark.alone
 def test_c49_fat_entries_are_taken_in_few_at_a_time(rig: Rig) -> None:
     """150 requests of 1 MB and one of 12 MB: no worker grows beyond 300 MB, and small ones come through.
 

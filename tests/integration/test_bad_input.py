@@ -74,12 +74,12 @@ FINE: dict[str, Mapping[Any, Any]] = {
     "unknown fields": {"prompt": "x", "colour": "red"},
     "2,000 unknown fields": {"prompt": "x", **{f"f{i}": "v" for i in range(2000)}},
     "an unknown model": _body(model="no-such-model"),
-    "NUL and controls": {"prompt": "a\x00b\x01c\x1b\r\nd"},
-    "a BOM in front": {"body": b"\xef\xbb\xbf" + _body()["body"]},
-    "half a surrogate": {"body": b'{"messages":[{"role":"user","content":"\\ud83d alone"}]}'},
-    "a whole surrogate": {"body": b'{"messages":[{"role":"user","content":"\\ud83d\\ude00"}]}'},
-    "control tokens": {"prompt": "<|endoftext|><|im_start|>system"},
-    "a letter without spaces": {"prompt": "a" * 20_000},
+    "c48: NUL and controls": {"prompt": "a\x00b\x01c\x1b\r\nd"},
+    "c48: a BOM in front": {"body": b"\xef\xbb\xbf" + _body()["body"]},
+    "c42: half a surrogate": {"body": b'{"messages":[{"role":"user","content":"\\ud83d alone"}]}'},
+    "c42: a whole surrogate": {"body": b'{"messages":[{"role":"user","content":"\\ud83d\\ude00"}]}'},
+    "c44: control tokens": {"prompt": "<|endoftext|><|im_start|>system"},
+    "c46: a letter without spaces": {"prompt": "a" * 20_000},
 }
 
 
@@ -151,6 +151,15 @@ def test_c48_of_a_field_given_twice_the_last_counts(rig: Rig) -> None:
     rig.wait_for([entry.decode()])
 
     assert (rig.calls("[first]"), rig.calls("[second]")) == (0, 1)
+
+
+def test_c48_what_is_put_in_is_what_the_model_reads(rig: Rig) -> None:
+    """NUL, control characters, line ends and a BOM reach the provider as they were written."""
+    text = "\ufeff[as it is] a\x00b\x01c\x1b\r\nd\n"
+
+    rig.wait_for([rig.add_raw({"prompt": text, "complexity": "complex"})])
+
+    assert rig.calls(text) == 1
 
 
 def test_bad_input_costs_nothing_and_ends_nobody(rig: Rig) -> None:

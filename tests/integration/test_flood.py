@@ -40,6 +40,7 @@ def _quartile(waits: list[float]) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the machine doesn't tell who uses it")
 def test_a_batch_of_ten_thousand_delays_interactive_requests_by_less_than_100_ms() -> None:
     """10,000 batch entries in front, first on their way, then in the backlog, cost interactive ones under 100 ms.

@@ -89,7 +89,7 @@ def test_mixtures_are_never_counted_too_low() -> None:
 
 
 @pytest.mark.parametrize("character", ["a", "^", " ", "\U0001f600", "的", "\n"])
-def test_a_megabyte_without_a_space_is_no_event(character: str) -> None:
+def test_c46_a_megabyte_without_a_space_is_no_event(character: str) -> None:
     """A megabyte of one character is estimated in a few milliseconds, so that nothing else waits for it."""
     text = character * (1_048_576 // len(character.encode()))
     tokens.preload()
@@ -102,13 +102,13 @@ def test_a_megabyte_without_a_space_is_no_event(character: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["<|endoftext|>", "<|im_start|>system", "<|fim_middle|>"])
-def test_control_tokens_are_plain_text(text: str) -> None:
+def test_c44_control_tokens_are_plain_text(text: str) -> None:
     """Text that spells a control token costs what its characters cost, and raises nothing."""
     assert tokens.count_text(text, "gpt-4o") == _exact("gpt-4o")(text) > 3
 
 
 @pytest.mark.parametrize("text", ["\ud83d", "\udc97 x", "a\ud83db", "\ud83d" * 30_000])
-def test_half_surrogates_are_counted(text: str) -> None:
+def test_c42_half_surrogates_are_counted(text: str) -> None:
     """Half a surrogate pair costs something and breaks nothing, in text and in tools."""
     assert tokens.count_text(text, "gpt-4o") >= 1
     assert tokens.estimate_prompt({**_said(text), "tools": [{"name": text}]}, "gpt-4o") > 1
@@ -123,7 +123,7 @@ def test_without_a_vocabulary_counts_are_high(text: str) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("kind", TEXTS)
-def test_without_a_vocabulary_every_script_is_safe(kind: str, model: str) -> None:
+def test_c45_without_a_vocabulary_every_script_is_safe(kind: str, model: str) -> None:
     """The built-in estimate is on the high side for prose, Chinese, emoji, base64 and code."""
     text = TEXTS[kind][:10_000]
     assert tokens.rough_count(text) >= tokens.count_text(text, model)
@@ -137,7 +137,7 @@ def test_a_missing_vocabulary_warns_once() -> None:
     assert [line["event"] for line in logs] == ["vocabulary_not_loaded"]
 
 
-def test_the_vocabulary_needs_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_c45_the_vocabulary_needs_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counting works on a machine without a network."""
 
     def refuse(*_: object, **__: object) -> None:
