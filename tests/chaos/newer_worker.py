@@ -7,24 +7,18 @@ The statuses and the entries that it writes carry a field more, too.
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 from typing import Any
 
 import msgspec
 
 import pipeline.message
 import stages
-from pipeline import logs
-from pipeline.app import Worker
-from pipeline.cli.run import add_arguments
-from pipeline.cli.target import resolve
 from pipeline.outcome import Forward, Outcome
 from pipeline.stage import Delivery, Stage
-from pipeline.supervisor import supervise
 from stages.classify import Classify
 from stages.edge import EdgeCall
 from stages.premium import Premium
+from tests.chaos.worker import run
 
 VERSION = 2
 HALF_MEANING = "[half a meaning]"
@@ -86,17 +80,7 @@ def build(pool: Any, keys: Any, **more: Any) -> list[Stage]:
 def main() -> int:
     """Run workers until told to stop."""
     pipeline.message.WIRE_VERSION = VERSION
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    args = parser.parse_args()
-    logs.setup()
-    target = resolve(args)
-
-    def work(_index: int) -> int:
-        asyncio.run(Worker(target.config, target.pool_name, url=target.url, build=build).run())
-        return 0
-
-    return supervise(work, args.workers)
+    return run(build)
 
 
 if __name__ == "__main__":
