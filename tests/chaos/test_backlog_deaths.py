@@ -40,7 +40,7 @@ def test_c14_the_backlog_is_served_in_its_order_while_workers_die() -> None:
             if time.monotonic() >= kill_at and run.live:
                 run.kill(random.choice(run.live))
                 kill_at, kills = kill_at + KILL_EVERY_S, kills + 1
-            assert time.monotonic() < kill_at + 40, f"lost: {rig.state()}"
+            assert time.monotonic() < kill_at + 90, f"lost: {rig.state()}"
 
         results = rig.wait_for(ids)
         assert {result.status for result in results} == {"ok"}

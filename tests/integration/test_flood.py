@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.integration.machine import Ticks
 from tests.integration.processes import wait_until
 from tests.integration.rig import Rig, open_rig
+from tokenweir.wire import Result
 
 BATCH, ASKED = 10_000, 15
 
@@ -28,9 +30,11 @@ def _upstream(rig: Rig) -> int:
     return sum(rig.redis.xlen(rig.keys.key(lane)) for lane in ("ingest:batch", "gate:batch"))
 
 
-def _waits(rig: Rig, marker: str) -> list[float]:
-    """How long some interactive requests, one after the other, waited for the start of their call."""
-    results = [rig.ask(f"[{marker} {i}] quick one?", complexity="complex") for i in range(ASKED)]
+def _waits(rig: Rig, marker: str, *, during: Callable[[], object] = lambda: True) -> list[float]:
+    """How long interactive requests, one after the other, waited for the start of their call, `during` something."""
+    results: list[Result] = []
+    while len(results) < ASKED and during():
+        results.append(rig.ask(f"[{marker} {len(results)}] quick one?", complexity="complex"))
     assert {(result.status, result.route, result.attempt) for result in results} == {("ok", "premium", 1)}
     return [result.waited_ms for result in results]
 
@@ -57,7 +61,7 @@ def test_a_batch_of_ten_thousand_delays_interactive_requests_by_less_than_100_ms
         _flood(rig)
         before = Ticks.of(rig)
 
-        flooded = _waits(rig, "flooded")
+        flooded = _waits(rig, "flooded", during=lambda: _upstream(rig))
         left, slowness = _upstream(rig), before.slowness(rig)
         wait_until(lambda: not _upstream(rig), 60, why="the flood isn't taken in")
         waiting = rig.redis.hlen(rig.keys.key("backlog:meta"))
@@ -66,7 +70,7 @@ def test_a_batch_of_ten_thousand_delays_interactive_requests_by_less_than_100_ms
         print(f"others make this machine {slowness:.1f} times slower; {left} of the flood were still on their way")
         for name, waits in (("calm", calm), ("flooded", flooded), ("behind the backlog", behind)):
             print(f"{name}: waited_ms {sorted(round(wait) for wait in waits)}")
-        assert left > 0, "the flood was through before all had asked"
+        assert len(flooded) >= 5, "the flood was through before enough had asked"
         assert waiting > BATCH / 2
         assert _quartile(flooded) - _quartile(calm) < 100 * slowness
         assert _quartile(behind) - _quartile(calm) < 100 * slowness
