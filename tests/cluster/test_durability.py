@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-import secrets
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -30,9 +29,10 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         yield place
 
 
-@pytest.fixture
-def keys() -> Keys:
-    return Keys(f"t{secrets.token_hex(4)}")
+def _submission(keys: Keys) -> Call:
+    """One request, as the client submits it."""
+    draft = Draft("once", id="once")
+    return Call({"<status>": keys.status(draft.id), "<lane>": keys.key(draft.lane)}, [1000, "", *draft.fields()])
 
 
 @pytest.fixture
@@ -67,8 +67,7 @@ async def test_a_repeat_waits_for_what_came_before_it(
     watched: Watched, keys: Keys, connections: list[Connection]
 ) -> None:
     """Asked again over a connection that never wrote, a known request isn't called safe while no replica has it."""
-    draft = Draft("once", id="once")
-    call = Call({"<status>": keys.status(draft.id), "<lane>": keys.key(draft.lane)}, [1000, "", *draft.fields()])
+    call = _submission(keys)
     replica = watched.replica
     replica.hold()
     try:
@@ -87,8 +86,7 @@ async def test_an_emptied_script_cache_doesnt_shorten_the_wait(
     watched: Watched, keys: Keys, connections: list[Connection]
 ) -> None:
     """The script had to be sent anew: what is waited for is its second run, not the first, which wrote nothing."""
-    draft = Draft("once", id="once")
-    call = Call({"<status>": keys.status(draft.id), "<lane>": keys.key(draft.lane)}, [1000, "", *draft.fields()])
+    call = _submission(keys)
     replica = watched.replica
     watched.primary.command("SCRIPT", "FLUSH")
     replica.hold()

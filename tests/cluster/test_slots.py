@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TypeVar
@@ -37,11 +36,6 @@ _POOL = Pool(deployments=(Deployment(name="primary", api_key="none", rpm=100_000
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with running(Cluster(tmp_path_factory.mktemp("place") / "p")) as place:
         yield place
-
-
-@pytest.fixture
-def keys() -> Keys:
-    return Keys(f"t{secrets.token_hex(4)}")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
